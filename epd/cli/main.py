@@ -29,6 +29,7 @@ VERBS = {
     "k8s": "write the manifests of a topology for Kubernetes",
     "snapshot": "what a running cluster does now, as one file for a browser",
     "sim": "the same roles on virtual time, with faults; replay a race by its seed",
+    "plan": "the topology for a load: what to start on so many GPUs, predicted",
     "bench": "measure a server under load, the gateway, the hop, the simulator",
     "diagrams": "write or check the images of the state machines",
     "verify": "prove that a checkpoint is answered from as transformers does",
@@ -37,7 +38,7 @@ VERBS = {
 }
 
 # Verbs of `epd_lab`, which a wheel of the server does not carry.
-LABORATORY = ("sim", "bench", "diagrams")
+LABORATORY = ("sim", "plan", "bench", "diagrams")
 
 HEAD = """\
 usage: epd VERB [options]

@@ -128,7 +128,7 @@ NAMED = {
 def named(name: str) -> Workload:
     """A workload by name, or from a file of requests, one chat-completions body per line.
 
-    `text@30`: the workload `text` with 30 arrivals a second in its first stream, and no users.
+    `text@30` is the workload `text` with 30 arrivals a second in its first stream, without users.
 
     Raises ValueError with what there is.
     """

@@ -1,1 +1,1 @@
-"""`epd sim plan`: what topologies will do, before they are built."""
+"""`epd plan`: what topologies will do, before they are built."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import msgspec
 
 from epd.config import ConfigError
 from epd_lab.bench.servers.figures import stream_name
+from epd_lab.plan.costs import Comparison
+from epd_lab.plan.search import TIE
 
 Rows = Sequence[dict[str, Any]]
 FIGURES = (
@@ -22,18 +25,29 @@ FIGURES = (
 )
 
 
-def read_measured(path: Path) -> list[dict[str, Any]]:
-    """The rows of a `gpu.json`, or of what `epd bench serve --save` wrote, without ratios.
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was measured: rows with their `key` (server, workload, stream), and under which SLO."""
+
+    name: str
+    date: str
+    slo: dict[str, float]
+    rows: list[dict[str, Any]]
+
+
+def read_report(path: Path) -> Report:
+    """Of a `gpu.json`, or of what `epd bench serve --save` wrote, without ratios.
 
     Raises ConfigError.
     """
     try:
-        rows = msgspec.json.decode(path.read_bytes())["rows"]
-        return [
+        found = msgspec.json.decode(path.read_bytes())
+        rows = [
             {"key": (row["server"], row["workload"], row["stream"]), "figures": row["figures"]}
-            for row in rows
+            for row in found["rows"]
             if " / " not in row["server"]
         ]
+        return Report(path.name, found.get("date", ""), found.get("slo", {}), rows)
     except OSError as error:
         raise ConfigError(f"--measured {path}: {error.strerror}") from error
     except (msgspec.DecodeError, LookupError, TypeError) as error:
@@ -41,6 +55,38 @@ def read_measured(path: Path) -> list[dict[str, Any]]:
             f"--measured {path} has no rows of figures; give the gpu.json of `epd bench gpu`, or "
             "what `epd bench serve --save` wrote"
         ) from error
+
+
+def comparison(predicted: Rows, report: Report) -> Comparison:
+    """By goodput of all streams of a workload together.  The better of two is also right where
+    their measured goodput is alike (`TIE`)."""
+    keyed = [{"key": (r["server"], r["workload"]), "figures": r["figures"]} for r in predicted]
+    ours, theirs = _goodput(keyed), _goodput(report.rows)
+    by_workload: dict[str, list[str]] = {}
+    for server, workload in theirs:
+        by_workload.setdefault(workload, []).append(server)
+    right = pairs = 0
+    for workload, servers in by_workload.items():
+        if len(servers) > 1:
+            first, second = sorted(servers, key=lambda name: -theirs[name, workload])[:2]
+            is_alike = theirs[second, workload] >= theirs[first, workload] * (1 - TIE)
+            right += is_alike or ours[first, workload] > ours[second, workload]
+            pairs += 1
+    off = [
+        (workload, server, round(ours[server, workload] / rate - 1, 3))
+        for (server, workload), rate in theirs.items()
+        if rate
+    ]
+    return Comparison(report.name, report.date, tuple(off), (right, pairs))
+
+
+def _goodput(rows: Rows) -> dict[tuple[str, str], float]:
+    found: dict[tuple[str, str], float] = {}
+    for row in rows:
+        server, workload = row["key"][:2]
+        rate = row["figures"]["goodput_req_per_s"]
+        found[server, workload] = found.get((server, workload), 0.0) + rate
+    return found
 
 
 def errors(predicted: Rows, measured: Rows) -> list[tuple[tuple[str, str, str], dict[str, float]]]:

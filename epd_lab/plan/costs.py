@@ -30,7 +30,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from epd.config import ConfigError
+from epd.config import ConfigError, EngineConfig
 
 BUNDLED = Path(__file__).parent / "h200_qwen3_vl_4b.json"
 
@@ -51,6 +51,7 @@ class ModelCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     sizes: tuple[int, ...]  # `sizes_of` its config.json
+    form: str  # `form_of` its engines' settings
     kv_token_nbytes: Count  # of one token in all layers
     kv_tokens: Count  # that fit the KV pool of one device
     row_nbytes: Count  # of an image's row, with its deepstack levels
@@ -93,6 +94,24 @@ class StepCheck(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     measured_ms: Positive
 
 
+class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Plans beside a measurement: by how much of the measured goodput they are off."""
+
+    report: str  # its name
+    date: str
+    errors: tuple[tuple[str, str, float], ...]  # workload, topology, error
+    ordered: tuple[int, int]  # of so many workloads at two topologies the better one was planned so
+
+    def __str__(self) -> str:
+        off = sorted(abs(error) for _, _, error in self.errors)
+        right, all_ = self.ordered
+        return (
+            f"{self.report}, {self.date}: goodput of {len(off)} pairs of workload and topology off "
+            f"by {off[len(off) // 2]:.0%} (median) and {off[-1]:.0%} (at most); the better of two "
+            f"topologies named for {right} of {all_} workloads"
+        )
+
+
 class Tower(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A run of the vision tower on the device."""
 
@@ -133,6 +152,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gap_ms: NotNegative = 0.0  # that the device stands still behind a slice, or a step with prompts
     sustained: Annotated[float, msgspec.Meta(ge=1)] = 1.0
     checks: tuple[StepCheck, ...] = ()
+    compared: Comparison | None = None
 
     def error(self, check: StepCheck) -> float:
         """By how much of the measured time the costs are off, alone on the card."""
@@ -173,6 +193,24 @@ def sizes_of(config: Mapping[str, Any]) -> tuple[int, ...]:
     """What tells models apart that take other times: 0 for what a config.json lacks."""
     text, vision = (config.get(f"{part}_config") or config for part in ("text", "vision"))
     return (*(int(text.get(n) or 0) for n in _TEXT), *(int(vision.get(n) or 0) for n in _VISION))
+
+
+def form_of(engine: EngineConfig, config: Mapping[str, Any]) -> str:
+    """Types of weights and KV."""
+    stored = (config.get("quantization_config") or {}).get("quant_method")
+    return f"{engine.quantization or stored or engine.dtype}, KV {engine.kv_cache_dtype}"
+
+
+def of_card(card: str) -> Path:
+    """The bundled file of a card; "h200" is enough of its name.  Raises ConfigError."""
+    found = {read(path).device: path for path in sorted(BUNDLED.parent.glob("*.json"))}
+    for device, path in found.items():
+        if card and card.lower() in device.lower():
+            return path
+    raise ConfigError(
+        f"--card {card}: there are costs of {', '.join(found)}; measure that card with "
+        "`epd bench calibrate --device cuda` and give the file: --costs FILE"
+    )
 
 
 def between(points: Points, size: int) -> float:

@@ -199,7 +199,7 @@ class _Users:
 
 def run(plan: ForecastPlan) -> list[dict[str, Any]]:
     """Rows as those of `epd bench serve`, one for each stream of the workload."""
-    runs = [_run_once(plan, repeat) for repeat in range(plan.repeats)]
+    runs = [samples_of(plan, repeat) for repeat in range(plan.repeats)]
     rows = []
     for stream in plan.workload.streams:
         repeats = [figures(samples[stream.name], plan.slo) for samples, _ in runs]
@@ -219,7 +219,8 @@ def run(plan: ForecastPlan) -> list[dict[str, Any]]:
     return rows
 
 
-def _run_once(plan: ForecastPlan, repeat: int) -> tuple[dict[str, list[Sample]], dict[str, float]]:
+def samples_of(plan: ForecastPlan, repeat: int) -> tuple[dict[str, list[Sample]], dict[str, float]]:
+    """Of each stream, and the share of the time that each device was busy."""
     streams = plan.workload.streams
 
     def asked(users: _Users, clock: Callable[[], float]) -> Awaitable[list[list[Sample]]]:

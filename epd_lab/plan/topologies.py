@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+from epd.topology import ROLES, parse_topology
 
 
 def sensible(num_gpus: int) -> list[str]:
@@ -19,3 +22,22 @@ def _split(num_gpus: int) -> Iterator[str]:
         yield f"{first}ep{rest}ed"
         for second in range(1, rest):
             yield f"{first}e{second}p{rest - second}d"
+
+
+def bound_per_s(topology: str, stage_s: Mapping[str, float]) -> float:
+    """Requests a second that no placement exceeds: the instances that play any of some stages have
+    to do all work of these.  `stage_s`: a device's seconds of a request, by role."""
+    instances = parse_topology(topology)
+    return min(
+        sum(not set(some).isdisjoint(one) for one in instances) / work_s
+        for size in range(1, len(ROLES) + 1)
+        for some in itertools.combinations(ROLES, size)
+        if (work_s := sum(stage_s[role] for role in some))
+    )
+
+
+def promising(topologies: Sequence[str], stage_s: Mapping[str, float], most: int) -> list[str]:
+    """The first, which are replicas, and those of the highest bounds, so many in all."""
+    first, *others = topologies
+    others.sort(key=lambda name: -bound_per_s(name, stage_s))
+    return [first, *others[: most - 1]]

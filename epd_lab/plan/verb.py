@@ -1,51 +1,65 @@
-"""The arguments of `epd sim plan`, and what they become."""
+"""`epd plan`: which topology serves a load best, before it is built."""
 
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from epd.cli.parser import UsageError
-from epd_lab.bench.verbs.serve import SLO, slo_of
+from epd_lab.bench.verbs.serve import slo_of
 
-DESCRIPTION = """\
-Predict what topologies do, without a GPU: requests per second, goodput, time to first token (TTFT)
-and between tokens (ITL). The roles that serve run on virtual time, with their placement, batching,
-slices, prefix cache and run-ahead; how long steps, towers and hops take comes from a cost file, and
-what users send from the workloads of `epd bench`. Some seconds per topology and workload.
+if TYPE_CHECKING:
+    from epd_lab.bench.workload import Workload
+    from epd_lab.plan.costs import Costs
+    from epd_lab.plan.search import Outcome, Wish
 
-A cost file is written by `epd bench calibrate`, for one model on one kind of GPU. Without
---costs it is the bundled one: one NVIDIA H200, the shape of Qwen3-VL-4B in bfloat16.
+SLO = "ttft=1s,itl=50ms"
+DESCRIPTION = f"""
+Find the topology of N GPUs that holds an SLO for most requests a second, without a GPU, and print
+the command that starts it. The roles that serve run on virtual time, with their placement,
+batching, slices, prefix cache and run-ahead; a cost file has what steps, towers and hops take.
+Replicas are always among the candidates, and quanta, step budgets and placement are varied. The
+second and the third come with what would have to change for them to win: other bounds, another
+load. Some minutes on two cores.
 
-Settings that change what a step costs, such as --quantization, need a cost file of their own.
+A load is a workload of `epd bench serve`; text@30 has 30 arrivals a second instead of users. The
+SLO, default {SLO}, bounds the first token (ttft), 99 of 100 gaps between tokens (itl) and the time
+of a later token (tpot).
 
---measured takes the gpu.json of `epd bench gpu` and prints how far off the prediction is, row by
-row. A prediction knows nothing of a gateway or a client at its limit, of the interpreter's lock, or
-of other processes: trust the order of rows before their distance, and differences above a tenth.
+A card has costs here, or a file by `epd bench calibrate`. They hold for one model, and for contexts
+and images as far as they were measured; anything else is refused. Groups of ranks have no costs.
+
+--measured takes the gpu.json of `epd bench gpu`, and has how far plans are off. A plan contains no
+client at its limit, no interpreter's lock, no other process: trust the order before the distance.
 """
-WORKLOADS = ("text", "3x560", "1x1080p", "4x1080p", "mixed")
+EXAMPLES = (
+    ("epd plan --gpus 2 --card h200 --load 1x1080p@20", "two GPUs, 20 requests a second"),
+    ("epd plan --load text --slo ttft=500ms,itl=20ms", "the GPUs of this host, other bounds"),
+    ("epd plan --costs costs.json --model DIR --load mixed", "a card and a model of your own"),
+    ("epd plan --measured gpu.json", "how far plans are off from a measurement"),
+)
 
 
-def add_to(verbs: Any) -> None:
-    """Add the parser; `verbs` is argparse's action of subparsers."""
-    parser = verbs.add_parser(
-        "plan",
-        help="what topologies of so many GPUs will do, by measured step costs",
-        description=DESCRIPTION,
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpus", type=int, metavar="N", help="default: those of this host, or 2")
+    parser.add_argument("--card", default="", metavar="NAME", help="default: this host's, or h200")
+    parser.add_argument("--costs", type=Path, metavar="FILE", help="instead of --card")
+    parser.add_argument(
+        "--model", default="", metavar="DIR", help="or a name of the hub, or of a shape: 4b"
     )
-    parser.add_argument("--gpus", type=int, default=2, metavar="N", help="default 2")
-    parser.add_argument("--costs", type=Path, metavar="FILE", help="default: the bundled one")
+    parser.add_argument("--load", default="mixed", metavar="NAME", help="default mixed")
+    parser.add_argument("--users", type=int, metavar="N", help="another number of its users")
+    parser.add_argument("--slo", default=SLO, metavar="BOUNDS", help=f"default {SLO}")
     parser.add_argument(
         "--topology", dest="topologies", action="append", metavar="NAME",
         help="instead of all sensible ones of --gpus; may be repeated",
-    )  # fmt: skip
-    parser.add_argument(
-        "--workload", dest="workloads", action="append", metavar="NAME",
-        help=f"as in epd bench serve; may be repeated; default {', '.join(WORKLOADS)}",
     )  # fmt: skip
     parser.add_argument(
         "--transport", default="", metavar="NAME",
@@ -53,82 +67,157 @@ def add_to(verbs: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--set", dest="assignments", action="append", default=[], metavar="KEY=VALUE",
-        help="a setting of the cluster, such as engine.max_quantum_ms=0; may be repeated",
+        help="a setting of the cluster, which is not varied then; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--slo", default=SLO, metavar="MS", help="of goodput, as epd bench serve")
-    parser.add_argument("--repeats", type=int, default=1, metavar="N", help="medians of; default 1")
-    parser.add_argument(
-        "--users", type=int, metavar="N",
-        help="as in epd bench gpu; default: as many to a GPU as two have, which is 2 for four",
-    )  # fmt: skip
-    parser.add_argument(
-        "--times", type=int, default=1, metavar="N", help="requests, as in epd bench gpu"
-    )
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="default: all cores")
     parser.add_argument("--measured", type=Path, metavar="FILE", help="compare with this gpu.json")
+    parser.add_argument(
+        "--keep", action="store_true", help="with --measured: note the errors in the cost file"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it (SVG)")
-    parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises UsageError and ConfigError."""
+    """Raises UsageError, ConfigError and ModelError."""
+    from epd_lab.bench.machine import gpus
+    from epd_lab.plan import costs, limits
+    from epd_lab.plan.run import gpu_settings
+
+    here = gpus()
+    args.gpus = args.gpus or len(here) or 2
+    if args.gpus < 1:
+        raise UsageError(f"--gpus {args.gpus}: at least 1 is needed")
+    card = args.card or next((name.partition(",")[0] for name in here), "h200")
+    path = args.costs or costs.of_card(card)
+    known = costs.read(path)
+    known.hop(args.transport)
+    if args.model:
+        limits.check_model(known, args.model, gpu_settings(args.assignments))
+    with ProcessPoolExecutor(args.jobs or None) as pool:
+        if args.measured:
+            return _compare(args, path, known, pool)
+        return _plan(args, known, pool)
+
+
+def _plan(args: argparse.Namespace, known: Costs, pool: ProcessPoolExecutor) -> int:
     from epd.topology import parse_topology
     from epd_lab.bench import plots
-    from epd_lab.bench.servers import figures
-    from epd_lab.bench.workload import NAMED, chosen, users_of
-    from epd_lab.plan import compared, costs, page, topologies
-    from epd_lab.plan.run import ForecastPlan, gpu_settings
-    from epd_lab.plan.run import run as predict
+    from epd_lab.plan import limits, search, topologies
 
-    users = users_of(args.gpus) if args.users is None else args.users
-    counts = {"gpus": args.gpus, "users": users, "repeats": args.repeats, "times": args.times}
-    for flag, number in counts.items():
-        if number < 1:
-            raise UsageError(f"--{flag} {number}: at least 1 is needed")
-    known = costs.read(args.costs or costs.BUNDLED)
-    known.hop(args.transport)
-    measured = compared.read_measured(args.measured) if args.measured else []
+    load = _load(args)
+    requests = list(limits.requests_of(known, load))
     names = args.topologies or topologies.sensible(args.gpus)
     for name in names:
         parse_topology(name)
-    try:
-        workloads = chosen(args.workloads or WORKLOADS, users=users, times=args.times)
-    except ValueError as error:
-        raise UsageError(f"--workload: {error}") from None
-    for workload in workloads:
-        if workload.file is not None:
-            raise UsageError(
-                f"--workload {workload.file}: what is in a file of bodies is not known here; "
-                f"choose one of {', '.join(NAMED)}"
-            )
-    settings, slo = gpu_settings(args.assignments), slo_of(args.slo)
-    plans = [
-        ForecastPlan(known, name, workload, settings, args.transport, slo, args.repeats)
-        for workload in workloads
-        for name in names
-    ]
-    with ProcessPoolExecutor(args.jobs or None) as pool:
-        rows = [row for found in pool.map(predict, plans) for row in found]
-    rows.sort(key=lambda row: [w.name for w in workloads].index(row["workload"]))
+    wish = search.Wish(known, load, slo_of(args.slo), tuple(args.assignments), args.transport)
+
+    def runner(candidates: Sequence[search.Candidate]) -> list[Outcome]:
+        return list(pool.map(partial(search.outcome, wish), candidates))
+
+    order = search.search(wish, names, search.stage_s(known, requests), runner)
+    shown = order[: search.NUM_SHOWN]
+    changes = [[], *search.what_changes(wish, shown, runner)]
+    title = f"predicted, not measured: {known.model.name} on {known.device}"
     found = {
-        "gpus": [f"predicted, not measured: {known.model.name} on {known.device}"],
-        "sources": known.sources,
-        "repeats": args.repeats,
-        "rows": rows,
-        "errors": compared.errors(rows, measured),
+        "gpus": [title],
+        "repeats": 1,
+        "command": command_of(args, order[0]),
+        "error": str(known.compared or "never compared with a measurement"),
+        "rows": [row_of(wish, one) for one in order],
+        "wins_with": {one.candidate.topology: c for one, c in zip(shown, changes, strict=True)},
     }
     if args.plot:
         args.plot.write_text(plots.bars(found))
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(found)).decode())
-        return 0
-    if args.markdown:
-        print(page.markdown(rows))
-        return 0
-    print(*found["gpus"])
-    print(figures.table(rows))
-    if measured:
-        print()
-        print(compared.table(rows, measured))
-    return 1 if any(row["errors"] for row in rows) else 0
+    else:
+        print(title, f"error: {found['error']}", "", found["command"], "", sep="\n")
+        print(*table(wish, shown, changes), sep="\n")
+        others = (f"{o.candidate.topology} {o.goodput(wish.slo):.2f}" for o in order[len(shown) :])
+        print("", f"in all: {', '.join(others)}" if len(order) > len(shown) else "", sep="\n")
+    return 1 if order[0].errors else 0
+
+
+def _load(args: argparse.Namespace) -> Workload:
+    """Raises UsageError."""
+    from epd_lab.bench.workload import NAMED, Closed, named
+    from epd_lab.plan.search import scaled
+
+    try:
+        load = named(args.load)
+    except ValueError as error:
+        raise UsageError(f"--load: {error}") from None
+    if load.file is not None:
+        raise UsageError(
+            f"--load {load.file}: what is in a file of bodies is not known here; choose one of "
+            f"{', '.join(NAMED)}"
+        )
+    if args.users is not None:
+        arrival = load.streams[0].arrival
+        if not isinstance(arrival, Closed) or args.users < 1:
+            raise UsageError(f"--users {args.users}: at least 1, of a load that has users")
+        load = scaled(load, args.users / arrival.concurrency)
+    return load
+
+
+def command_of(args: argparse.Namespace, one: Outcome) -> str:
+    """To paste."""
+    from epd.topology import parse_topology
+
+    number = len(parse_topology(one.candidate.topology))
+    devices = ",".join(f"cuda:{index}" for index in range(number))
+    settings = [f"--set {text}" for text in (*args.assignments, *one.candidate.changes)]
+    where = f"--model {args.model or 'DIR'} --device {devices}"
+    return " ".join(["python -m epd run --topology", one.candidate.topology, where, *settings])
+
+
+def row_of(wish: Wish, one: Outcome) -> dict[str, Any]:
+    """As those of `epd bench serve`."""
+    return {
+        "workload": wish.workload.name,
+        "stream": wish.workload.name,
+        "server": one.candidate.topology,
+        "settings": one.candidate.changes,
+        "figures": one.figures,
+        "busy": one.busy,
+        "errors": one.errors,
+    }
+
+
+def table(wish: Wish, order: Sequence[Outcome], changes: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each; times in milliseconds, goodput per GPU."""
+    titles = ("good/s, GPU", "share", "TTFT p50", "p99", "ITL p99")
+    lines = [f"{'topology':10}" + "".join(f"{title:>12}" for title in titles) + "  it wins with"]
+    for place, (one, found) in enumerate(zip(order, changes, strict=True)):
+        good = one.goodput(wish.slo)
+        kept = sum(map(wish.slo.kept_by, one.samples)) / max(1, len(one.samples))
+        times = [one.figures[f"{name}_ms_{p}"] for name, p in
+                 (("ttft", "p50"), ("ttft", "p99"), ("itl", "p99"))]  # fmt: skip
+        cells = f"{good / len(one.busy):12.2f}{kept:12.0%}" + "".join(f"{t:12.1f}" for t in times)
+        wins = "; ".join(found) or ("nothing near that was tried" if place else "")
+        settings = f" ({', '.join(one.candidate.changes)})" if one.candidate.changes else ""
+        lines.append(f"{one.candidate.topology:10}{cells}  {wins}{settings}")
+    return lines
+
+
+def _compare(args: argparse.Namespace, path: Path, known: Costs, pool: ProcessPoolExecutor) -> int:
+    from epd_lab.bench.servers.figures import Slo
+    from epd_lab.bench.workload import named
+    from epd_lab.plan import compared, costs
+    from epd_lab.plan.run import ForecastPlan, gpu_settings
+    from epd_lab.plan.run import run as predict
+
+    report = compared.read_report(args.measured)
+    slo = Slo(*(report.slo.get(name, math.inf) for name in ("ttft_s", "tpot_s", "itl_s")))
+    settings = gpu_settings(args.assignments)
+    plans = [
+        ForecastPlan(known, server, named(workload), settings, args.transport, slo)
+        for workload, server in dict.fromkeys(r["key"][1::-1] for r in report.rows)
+    ]
+    rows = [row for found in pool.map(predict, plans) for row in found]
+    comparison = compared.comparison(rows, report)
+    print(compared.table(rows, report.rows), comparison, sep="\n")
+    if args.keep:
+        costs.write(msgspec.structs.replace(known, compared=comparison), path)
+    return 0

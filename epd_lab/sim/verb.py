@@ -16,23 +16,17 @@ EXAMPLES = (
     ("epd sim swarm --seeds 200", "random topologies, workloads and faults"),
     ("epd sim model all", "small configurations, every interleaving"),
     ("epd sim mutants", "known bugs put back: the drills must notice each"),
-    ("epd sim plan --gpus 2", "what topologies of two GPUs will do; a minute"),
     ("epd sim replay swarm --seed 7 --trace 50", "one run again, with the end of its trace"),
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from epd_lab.plan import verb as plan
     from epd_lab.sim.cli.main import add_arguments as add_all
 
-    plan.add_to(add_all(parser))
+    add_all(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.sim_verb == "plan":
-        from epd_lab.plan import verb as plan
-
-        return plan.run(args)
     from epd_lab.sim.cli.main import main
 
     return main(args)

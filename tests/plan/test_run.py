@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from epd.cli.main import main
 from epd.scheduling import slice_cost
 from epd_lab.bench.workload import NAMED, Bursts, Closed, Shape, Stream, Workload
 from epd_lab.plan.costs import BUNDLED, read
@@ -121,54 +120,11 @@ def test_repeated_images_are_encoded_once() -> None:
     assert again["figures"]["req_per_s"] > 1.2 * new["figures"]["req_per_s"]
 
 
-def test_the_verb_prints_what_it_predicts(
-    capsys: pytest.CaptureFixture[str], tmp_path: Any
-) -> None:
-    seen = tmp_path / "gpu.json"
-    row = predict("1epd", NAMED["3x560-c1"])[0]
-    seen.write_bytes(msgspec.json.encode({"rows": [row]}))
-    asked = ["sim", "plan", "--topology", "1epd", "--workload", "3x560-c1", "--jobs", "1"]
-    assert main([*asked, "--measured", str(seen)]) == 0
-    told = capsys.readouterr().out
-    assert "predicted, not measured: qwen3-vl-4b-shape on NVIDIA H200" in told
-    assert "+0%" in told.splitlines()[-1]
-    assert main([*asked, "--times", "2", "--json", "--plot", str(tmp_path / "plan.svg")]) == 0
-    (told_row,) = msgspec.json.decode(capsys.readouterr().out)["rows"]
-    assert (told_row["server"], told_row["figures"]["requests"]) == ("1epd", 24)
-    assert (tmp_path / "plan.svg").read_text().startswith("<svg")
-    assert main([*asked, "--topology", "2epd", "--set", "placement=fixed", "--markdown"]) == 0
-    *_, one, two = capsys.readouterr().out.splitlines()
-    rates = [float(line.split("|")[3].strip(" *")) for line in (one, two)]
-    assert rates == pytest.approx([2.05, 2.05], abs=0.06), "as fast, by twice the GPUs"
-
-
 def test_what_the_gateway_refuses_is_told() -> None:
     settings = gpu_settings(["limits.max_open_requests=1"])
     (row,) = predict("1epd", settings=settings)
     assert row["figures"]["failed"] > 0
     assert row["errors"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--gpus", "0"], "--gpus 0: at least 1"),
-        (["--times", "0"], "--times 0: at least 1"),
-        (["--users", "0"], "--users 0: at least 1"),
-        (["--topology", "2x"], "'x' is no role"),
-        (["--workload", "tall"], "there is no workload"),
-        (["--workload", __file__], "a file of bodies is not known"),
-        (["--transport", "pigeon"], "choose cuda, shm"),
-        (["--costs", "no.json"], "no.json"),
-        (["--measured", "no.json"], "no.json"),
-        (["--set", "engine.speed=9"], "engine.speed"),
-    ],
-)
-def test_what_cannot_be_planned_is_said(
-    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["sim", "plan", *flags]) == 2
-    assert said in capsys.readouterr().err
 
 
 def test_images_have_a_share_where_steps_are_long(monkeypatch: pytest.MonkeyPatch) -> None:

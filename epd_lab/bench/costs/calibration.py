@@ -92,12 +92,10 @@ async def measure(settings: Settings, budget_s: float) -> Costs:
     await meter.executor.close()
     left_out = f"left out for time: {', '.join(budget.left_out)}; " * bool(budget.left_out)
     took_s = time.perf_counter() - budget.began_s
-    quantized = f", {engine.quantization}" * bool(engine.quantization)
     return msgspec.structs.replace(
         found,
         sources=(
             f"step, tower, sustained, host.pixel_ns: {time.strftime('%F')}, {sentence(describe())}",
-            f"{engine.dtype}{quantized}, KV {engine.kv_cache_dtype}",
             f"{left_out}{took_s:.0f} s, and {load_s:.0f} s of load",
             f"the rest of host, hops of one GPU, gap_ms: not measured, those of {known.device}",
         ),
@@ -130,6 +128,7 @@ def _model_costs(
     return costs.ModelCosts(
         name=Path(settings.model_dir).name,
         sizes=costs.sizes_of(config),
+        form=costs.form_of(settings.engine, config),
         kv_token_nbytes=layout.block_nbytes // layout.block_size,
         kv_tokens=meter.language.num_blocks * layout.block_size,
         row_nbytes=meter.vision.contract.row_nbytes,

@@ -265,12 +265,13 @@ class StepMeter:
             if images and not self.budget.has_time(f"images of {width} x {height}"):
                 break
             jpeg = noise_jpeg((width, height), 1)
+            took_s: list[float] = []
             for _ in range(REPEATS):
                 began_s = time.perf_counter()
                 patches = await self.vision.preprocess(jpeg, geometry.grid_thw)
-                took_s = time.perf_counter() - began_s
+                took_s.append(time.perf_counter() - began_s)
             images.append(patches)
-            pixel_ns.append(1e9 * took_s / (width * height))
+            pixel_ns.append(1e9 * min(took_s) / (width * height))
         largest, small = images[-1], images[0]
         count = max(2, largest.num_patches // small.num_patches)
         many_ms = await tower_ms(self.vision, [small] * count)
@@ -285,7 +286,9 @@ class StepMeter:
             points.append((image.num_patches, alone_ms - pair_ms * image.num_patches**2))
         launch = await self._tower_launch(small, largest)
         table = rising(points)
-        return Tower(patches_ms=table, pair_ns=1e6 * pair_ms, launch=launch), pixel_ns[-1]
+        return Tower(patches_ms=table, pair_ns=1e6 * pair_ms, launch=launch), statistics.median(
+            pixel_ns
+        )
 
     async def _tower_launch(self, small: Patches, largest: Patches) -> Launch:
         from epd.engine.factory import MAX_CAPTURED_PATCHES
