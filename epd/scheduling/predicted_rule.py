@@ -31,7 +31,7 @@ fastest, but for those that are surely slower by more than `ALIKE`: an instance 
 ago is asked again.  What nobody has measured yet costs what is usual (`USUAL`): only ratios count
 then.  With nothing to choose from nothing is computed.
 
-`epd sim plan --set placement=fixed` compares it with counting.
+`epd plan --set placement=fixed` compares it with counting.
 """
 
 from __future__ import annotations

@@ -63,7 +63,12 @@ class PlannedVision(NoAdapters):
     """The `VisionEngine` port."""
 
     def __init__(
-        self, costs: Costs, device: PlannedDevice, threads: Threads, config: EngineConfig
+        self,
+        costs: Costs,
+        device: PlannedDevice,
+        threads: Threads,
+        config: EngineConfig,
+        max_batch_patches: int,
     ) -> None:
         max_quantum_s = config.max_quantum_ms / 1e3
         self.contract = row_contract(costs)
@@ -72,7 +77,7 @@ class PlannedVision(NoAdapters):
         self._device = device
         self._threads = threads
         self._quantum_s = max_quantum_s
-        most = max(size for size, _ in costs.tower.patches_ms)
+        most = min(max_batch_patches, costs.tower.patches_ms[-1][0])
         layers = costs.model.tower_layers
         self._cost = SliceCost(layers, max_quantum_s, lambda: device.loop.now_s)
         self._cost.observe(most, most, layers, costs.tower_s([most]) / costs.sustained)  # at start

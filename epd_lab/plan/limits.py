@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from epd.model_files.checkpoint import read_config
 from epd.model_files.geometry import image_geometry
 from epd.tiny import CHECKPOINT
 from epd_lab.bench.costs import shape
+from epd_lab.bench.traces.form import Trace
 from epd_lab.bench.workload import Workload
 from epd_lab.plan.costs import Costs, form_of, sizes_of
 from epd_lab.plan.run import TEMPLATE_TOKENS
@@ -39,39 +40,32 @@ def _config_of(model: str) -> dict[str, Any]:
         return read_config(shape.write(Path(place), CHECKPOINT, model))
 
 
-def requests_of(costs: Costs, workload: Workload) -> Iterator[Request]:
-    """All of a workload.  Raises ConfigError for one that was not calibrated."""
-    images = images_settings(costs)
+def requests_of(costs: Costs, workload: Workload, trace: Trace = ()) -> Iterator[Request]:
+    """All of a workload, or of a trace.  Raises ConfigError for one that was not calibrated."""
     for stream in workload.streams:
         one = stream.shape
-        geometry = image_geometry({"model_type": "qwen3_vl"}, images, *one.size)
-        check_image(costs, geometry.num_patches * bool(one.images), one.size)
-        prompt = TEMPLATE_TOKENS + one.text_tokens + one.images * geometry.num_rows
-        check_context(costs, prompt + one.output_tokens)
-        for _ in range(stream.count):
-            yield prompt, one.output_tokens, [geometry.num_patches] * one.images
+        yield from [
+            _request(costs, one.text_tokens, one.output_tokens, [one.size] * one.images)
+        ] * (stream.count)
+    for asked in trace:
+        sizes = [(picture.width, picture.height) for picture in asked.pictures]
+        yield _request(costs, asked.tokens_in, asked.tokens_out, sizes)
 
 
-def images_settings(costs: Costs) -> dict[str, Any]:
-    """Of a preprocessor."""
+def _request(costs: Costs, text: int, answer: int, sizes: Sequence[tuple[int, int]]) -> Request:
     names = ("patch_size", "merge_size", "min_pixels", "max_pixels")
-    return {name: getattr(costs.model, name) for name in names}
-
-
-def check_image(costs: Costs, num_patches: int, size: tuple[int, int]) -> None:
-    """Raises ConfigError."""
-    most, _ = costs.tower.patches_ms[-1]
-    if num_patches > most:
+    images = {name: getattr(costs.model, name) for name in names}
+    found = [image_geometry({"model_type": "qwen3_vl"}, images, *size) for size in sizes]
+    patches, (most, _) = [one.num_patches for one in found], costs.tower.patches_ms[-1]
+    if max(patches, default=0) > most:
         raise ConfigError(
-            f"an image of {size[0]} x {size[1]} has {num_patches} patches, and images were "
-            f"calibrated up to {most}; smaller ones can be planned"
+            f"an image has {max(patches)} patches, and images were calibrated up to {most}; "
+            "smaller ones can be planned"
         )
-
-
-def check_context(costs: Costs, tokens: int) -> None:
-    """Raises ConfigError."""
-    if tokens > costs.step.longest:
+    prompt = TEMPLATE_TOKENS + text + sum(one.num_rows for one in found)
+    if prompt + answer > costs.step.longest:
         raise ConfigError(
-            f"a request has {tokens} tokens with its answer, and steps were calibrated up to "
-            f"{costs.step.longest}; shorter ones can be planned"
+            f"a request has {prompt + answer} tokens with its answer, and steps were calibrated up "
+            f"to {costs.step.longest}; shorter ones can be planned"
         )
+    return prompt, answer, patches

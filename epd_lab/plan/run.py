@@ -90,7 +90,9 @@ class PlannedCluster(Cluster):
         )
         engines = Engines()
         if "encode" in roles:
-            engines.vision = PlannedVision(plan.costs, device, threads, config)
+            engines.vision = PlannedVision(
+                plan.costs, device, threads, config, plan.settings.encode.max_batch_patches
+            )
         if "prefill" in roles or "decode" in roles:
             engines.language = PlannedLanguage(
                 plan.costs,

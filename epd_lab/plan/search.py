@@ -22,10 +22,12 @@ from dataclasses import dataclass, replace
 from epd.topology import ROLES, parse_topology
 from epd_lab.bench.servers.figures import Figures, Slo, figures, percentile
 from epd_lab.bench.servers.openai_load import Sample
+from epd_lab.bench.traces.form import Trace, at_rate
 from epd_lab.bench.workload import Bursts, Closed, Poisson, Stream, Workload
 from epd_lab.plan.costs import Costs
 from epd_lab.plan.run import ForecastPlan, gpu_settings, samples_of
 from epd_lab.plan.topologies import promising
+from epd_lab.plan.traced import forecast
 
 TIE = 0.02  # goodput of two that differ by less is alike
 ROOM = 0.8
@@ -50,6 +52,7 @@ class Wish:
     slo: Slo
     assignments: tuple[str, ...] = ()
     transport: str = ""
+    trace: Trace = ()  # is asked instead of the workload, where there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,6 @@ class Outcome:
     candidate: Candidate
     samples: list[Sample]
     figures: Figures
-    busy: dict[str, float]
     errors: list[str]
 
     def goodput(self, slo: Slo) -> float:
@@ -97,14 +99,16 @@ def outcome(wish: Wish, candidate: Candidate) -> Outcome:
     """By one run.  Raises ConfigError."""
     settings = gpu_settings((*wish.assignments, *candidate.changes))
     load = scaled(wish.workload, candidate.load)
-    plan = ForecastPlan(
-        wish.costs, candidate.topology, load, settings, wish.transport, wish.slo
-    )  # fmt: skip
-    by_stream, busy = samples_of(plan, 0)
-    samples = [sample for found in by_stream.values() for sample in found]
+    plan = ForecastPlan(wish.costs, candidate.topology, load, settings, wish.transport, wish.slo)
+    if wish.trace:
+        rate = candidate.load * len(wish.trace) / max(wish.trace[-1].arrival_s, 1e-9)
+        samples = forecast(plan, at_rate(wish.trace, rate))
+    else:
+        by_stream, _ = samples_of(plan, 0)
+        samples = [sample for found in by_stream.values() for sample in found]
     errors = sorted({sample.error for sample in samples if sample.error})
     few = [replace(sample, gaps_s=[percentile(sample.gaps_s, 99)]) for sample in samples]
-    return Outcome(candidate, few, figures(samples, wish.slo), busy, errors[:5])
+    return Outcome(candidate, few, figures(samples, wish.slo), errors[:5])
 
 
 def scaled(workload: Workload, by: float) -> Workload:

@@ -16,6 +16,7 @@ from epd.cli.parser import UsageError
 from epd_lab.bench.verbs.serve import slo_of
 
 if TYPE_CHECKING:
+    from epd_lab.bench.traces.form import Trace
     from epd_lab.bench.workload import Workload
     from epd_lab.plan.costs import Costs
     from epd_lab.plan.search import Outcome, Wish
@@ -29,7 +30,8 @@ Replicas are always among the candidates, and quanta, step budgets and placement
 second and the third come with what would have to change for them to win: other bounds, another
 load. Some minutes on two cores.
 
-A load is a workload of `epd bench serve`; text@30 has 30 arrivals a second instead of users. The
+A load is a workload of `epd bench serve`; text@30 has 30 arrivals a second instead of users. Or it
+is a file of a trace (`epd bench trace TRACE --write FILE`). The
 SLO, default {SLO}, bounds the first token (ttft), 99 of 100 gaps between tokens (itl) and the time
 of a later token (tpot).
 
@@ -105,12 +107,13 @@ def _plan(args: argparse.Namespace, known: Costs, pool: ProcessPoolExecutor) -> 
     from epd_lab.bench import plots
     from epd_lab.plan import limits, search, topologies
 
-    load = _load(args)
-    requests = list(limits.requests_of(known, load))
+    load, trace = _load(args)
+    requests = list(limits.requests_of(known, load, trace))
     names = args.topologies or topologies.sensible(args.gpus)
     for name in names:
         parse_topology(name)
-    wish = search.Wish(known, load, slo_of(args.slo), tuple(args.assignments), args.transport)
+    slo, assignments = slo_of(args.slo), tuple(args.assignments)
+    wish = search.Wish(known, load, slo, assignments, args.transport, trace)
 
     def runner(candidates: Sequence[search.Candidate]) -> list[Outcome]:
         return list(pool.map(partial(search.outcome, wish), candidates))
@@ -139,26 +142,24 @@ def _plan(args: argparse.Namespace, known: Costs, pool: ProcessPoolExecutor) -> 
     return 1 if order[0].errors else 0
 
 
-def _load(args: argparse.Namespace) -> Workload:
-    """Raises UsageError."""
-    from epd_lab.bench.workload import NAMED, Closed, named
+def _load(args: argparse.Namespace) -> tuple[Workload, Trace]:
+    """One of the two is empty.  Raises UsageError."""
+    from epd_lab.bench.traces import form
+    from epd_lab.bench.workload import Closed, Workload, named
     from epd_lab.plan.search import scaled
 
     try:
+        if (path := Path(args.load)).is_file():
+            return Workload(path.stem, ()), form.read(path)
         load = named(args.load)
     except ValueError as error:
         raise UsageError(f"--load: {error}") from None
-    if load.file is not None:
-        raise UsageError(
-            f"--load {load.file}: what is in a file of bodies is not known here; choose one of "
-            f"{', '.join(NAMED)}"
-        )
     if args.users is not None:
         arrival = load.streams[0].arrival
         if not isinstance(arrival, Closed) or args.users < 1:
             raise UsageError(f"--users {args.users}: at least 1, of a load that has users")
         load = scaled(load, args.users / arrival.concurrency)
-    return load
+    return load, ()
 
 
 def command_of(args: argparse.Namespace, one: Outcome) -> str:
@@ -180,13 +181,14 @@ def row_of(wish: Wish, one: Outcome) -> dict[str, Any]:
         "server": one.candidate.topology,
         "settings": one.candidate.changes,
         "figures": one.figures,
-        "busy": one.busy,
         "errors": one.errors,
     }
 
 
 def table(wish: Wish, order: Sequence[Outcome], changes: Sequence[Sequence[str]]) -> list[str]:
     """A line for each; times in milliseconds, goodput per GPU."""
+    from epd.topology import parse_topology
+
     titles = ("good/s, GPU", "share", "TTFT p50", "p99", "ITL p99")
     lines = [f"{'topology':10}" + "".join(f"{title:>12}" for title in titles) + "  it wins with"]
     for place, (one, found) in enumerate(zip(order, changes, strict=True)):
@@ -194,7 +196,9 @@ def table(wish: Wish, order: Sequence[Outcome], changes: Sequence[Sequence[str]]
         kept = sum(map(wish.slo.kept_by, one.samples)) / max(1, len(one.samples))
         times = [one.figures[f"{name}_ms_{p}"] for name, p in
                  (("ttft", "p50"), ("ttft", "p99"), ("itl", "p99"))]  # fmt: skip
-        cells = f"{good / len(one.busy):12.2f}{kept:12.0%}" + "".join(f"{t:12.1f}" for t in times)
+        cells = f"{good / len(parse_topology(one.candidate.topology)):12.2f}{kept:12.0%}" + "".join(
+            f"{t:12.1f}" for t in times
+        )
         wins = "; ".join(found) or ("nothing near that was tried" if place else "")
         settings = f" ({', '.join(one.candidate.changes)})" if one.candidate.changes else ""
         lines.append(f"{one.candidate.topology:10}{cells}  {wins}{settings}")

@@ -27,39 +27,18 @@ def test_between_points() -> None:
     assert [between(points, n) for n in (1, 10, 15, 20, 40)] == [1.0, 1.0, 2.0, 3.0, 6.0]
 
 
-@pytest.mark.parametrize(
-    ("decodes", "context", "prompt", "history", "measured_ms"),
-    [
-        (1, 1450, 0, 0, 3.44),
-        (8, 1300, 0, 0, 3.85),
-        (22, 2140, 0, 0, 5.28),
-        (64, 1150, 0, 0, 6.00),
-        (0, 0, 512, 0, 6.91),
-        (18, 2140, 750, 0, 11.96),
-        (18, 2140, 750, 1400, 13.13),
-        (0, 0, 2048, 0, 25.88),
-        (5, 9200, 699, 4600, 16.8),
-        (5, 9200, 1019, 4600, 21.1),
-        (56, 1150, 968, 0, 16.3),
-        (22, 2140, 1052, 1052, 19.7),
-    ],
-)
-def test_bundled_steps_are_those_of_the_table(
-    decodes: int, context: int, prompt: int, history: int, measured_ms: float
-) -> None:
-    """Steps alone, as measured on one H200 (2026-11-22)."""
-    alone = msgspec.structs.replace(KNOWN, sustained=1.0)
-    pairs = prompt * (history + prompt / 2)
-    mixed = bool(decodes and prompt)
-    took_s = alone.step_s(decodes + prompt, decodes * context, pairs, mixed=mixed)
-    assert 1e3 * took_s == pytest.approx(measured_ms, rel=0.08)
+def test_a_check_is_compared_with_a_step_alone() -> None:
+    """The costs are near steps that they were not made of, as one H200 had them."""
+    assert len(KNOWN.checks) == 6
+    assert all(abs(KNOWN.error(check)) < 0.08 for check in KNOWN.checks)
+    hotter = msgspec.structs.replace(KNOWN, sustained=2.0)
+    assert [hotter.error(check) for check in KNOWN.checks] == [*map(KNOWN.error, KNOWN.checks)]
 
 
-def test_bundled_towers_are_those_of_the_table() -> None:
+def test_towers_are_those_of_the_table() -> None:
+    """24 ms of an image of 1920 x 1080 were measured on 2026-11-22, 25 on 2026-11-30."""
     alone = msgspec.structs.replace(KNOWN, sustained=1.0)
-    assert ms(alone.tower_s([8160])) == pytest.approx(24.0, rel=0.02)
-    assert ms(alone.tower_s([1296])) == pytest.approx(4.1, rel=0.02)
-    assert ms(alone.tower_s([1296, 1296])) == pytest.approx(7.3, rel=0.02)
+    assert ms(alone.tower_s([8160])) == pytest.approx(25.0, rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -128,12 +128,12 @@ def test_what_the_gateway_refuses_is_told() -> None:
 
 
 def test_images_have_a_share_where_steps_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a model whose steps take eight times as long; a slice of a quantum after each had images
+    """Of a model whose steps take twelve times as long; a slice of a quantum after each had images
     wait for three steps."""
     (stream,) = NAMED["1x1080p"].streams
     some = Workload("some", (replace(stream, arrival=Closed(8), count=24),))
     step = msgspec.structs.replace(
-        COSTS.step, tokens_ms=tuple((size, 8 * ms) for size, ms in COSTS.step.tokens_ms)
+        COSTS.step, tokens_ms=tuple((size, 12 * ms) for size, ms in COSTS.step.tokens_ms)
     )
     large = msgspec.structs.replace(COSTS, step=step)
     shared = predict("1epd", some, costs=large)[0]["figures"]

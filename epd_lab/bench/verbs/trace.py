@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = f"""\
 Replay a trace, each request when it is due: against a server, or in the simulator with the step
-costs of a cost file (epd sim plan). Figures of each kind of request, with goodput by --slo, and how
+costs of a cost file (epd plan). Figures of each kind of request, with goodput by --slo, and how
 late the client itself was.
 
 TRACE is a file: of `--write` (a JSON object a line, docs/simulation.md), of Mooncake or of BurstGPT
@@ -50,7 +50,7 @@ def add_to(kinds: Any) -> None:
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="another one has other texts and pictures"
     )
-    parser.add_argument("--costs", type=Path, metavar="FILE", help="of --sim: as epd sim plan")
+    parser.add_argument("--costs", type=Path, metavar="FILE", help="of --sim: as epd plan")
     parser.add_argument(
         "--set", dest="assignments", action="append", default=[], metavar="KEY=VALUE",
         help="of --sim: a setting of the cluster; may be repeated",
