@@ -26,7 +26,7 @@ FIGURES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class MeasuredReport:
     """What was measured: rows with their `key` (server, workload, stream), and under which SLO."""
 
     name: str
@@ -35,7 +35,7 @@ class Report:
     rows: list[dict[str, Any]]
 
 
-def read_report(path: Path) -> Report:
+def read_report(path: Path) -> MeasuredReport:
     """Of a `gpu.json`, or of what `epd bench serve --save` wrote, without ratios.
 
     Raises ConfigError.
@@ -47,7 +47,7 @@ def read_report(path: Path) -> Report:
             for row in found["rows"]
             if " / " not in row["server"]
         ]
-        return Report(path.name, found.get("date", ""), found.get("slo", {}), rows)
+        return MeasuredReport(path.name, found.get("date", ""), found.get("slo", {}), rows)
     except OSError as error:
         raise ConfigError(f"--measured {path}: {error.strerror}") from error
     except (msgspec.DecodeError, LookupError, TypeError) as error:
@@ -57,7 +57,7 @@ def read_report(path: Path) -> Report:
         ) from error
 
 
-def comparison(predicted: Rows, report: Report) -> Comparison:
+def comparison(predicted: Rows, report: MeasuredReport) -> Comparison:
     """By goodput of all streams of a workload together.  The better of two is also right where
     their measured goodput is alike (`TIE`)."""
     keyed = [{"key": (r["server"], r["workload"]), "figures": r["figures"]} for r in predicted]

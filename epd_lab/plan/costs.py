@@ -84,7 +84,7 @@ class StepTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     longest: Count  # tokens of a sequence, as far as was measured
 
 
-class StepCheck(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TimedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A step that no cost was made of, as it was measured."""
 
     decodes: int
@@ -151,10 +151,10 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hops: dict[str, HopTimes]  # by transport; the first is taken where none is named
     gap_ms: NotNegative = 0.0  # that the device stands still behind a slice, or a step with prompts
     sustained: Annotated[float, msgspec.Meta(ge=1)] = 1.0
-    checks: tuple[StepCheck, ...] = ()
+    checks: tuple[TimedStep, ...] = ()
     compared: Comparison | None = None
 
-    def error(self, check: StepCheck) -> float:
+    def error(self, check: TimedStep) -> float:
         """By how much of the measured time the costs are off, alone on the card."""
         alone = msgspec.structs.replace(self, sustained=1.0)
         tokens, pairs = (
@@ -190,7 +190,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def sizes_of(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """What tells models apart that take other times: 0 for what a config.json lacks."""
+    """By which models differ that take other times: 0 for what a config.json lacks."""
     text, vision = (config.get(f"{part}_config") or config for part in ("text", "vision"))
     return (*(int(text.get(n) or 0) for n in _TEXT), *(int(vision.get(n) or 0) for n in _VISION))
 

@@ -3,8 +3,8 @@
 Theory of operation
 -------------------
 Topologies with the highest bounds by arithmetic run the load, and replicas always do.  Of the best
-few, one setting at a time is changed (`KNOBS`: quanta, with them the slices of images; the budget
-of a step; placement), and kept where it is worth more than `TIE`.  The rank is that of requests a
+few, one setting at a time is changed (`KNOBS`): quanta, with which slices of images go, the budget
+of a step, placement.  It is kept where it is worth more than `TIE`.  The rank is that of requests a
 second that hold the SLO.  Where these are alike, replicas come first, which lose least when one
 ends, unless another leaves much more room to the bounds (`ROOM`).
 
@@ -44,7 +44,7 @@ FACTORS = sorted((1.05**n for n in range(-28, 29) if n), key=lambda f: abs(math.
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PlanWish:
     """What is to be served, by what."""
 
     costs: Costs
@@ -56,7 +56,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PlanCandidate:
     topology: str
     changes: tuple[str, ...] = ()  # of settings
     load: float = 1.0  # times the wish's
@@ -66,7 +66,7 @@ class Candidate:
 class Outcome:
     """What a candidate does.  Of each sample's gaps only the p99 is kept."""
 
-    candidate: Candidate
+    candidate: PlanCandidate
     samples: list[Sample]
     figures: Figures
     errors: list[str]
@@ -86,7 +86,7 @@ class Outcome:
         return percentile([_taken(sample, slo) for sample in self.samples], 99)
 
 
-Runner = Callable[[Sequence[Candidate]], list[Outcome]]
+Runner = Callable[[Sequence[PlanCandidate]], list[Outcome]]
 
 
 def _taken(sample: Sample, slo: Slo) -> float:
@@ -95,7 +95,7 @@ def _taken(sample: Sample, slo: Slo) -> float:
     return math.inf if sample.error else max(times)
 
 
-def outcome(wish: Wish, candidate: Candidate) -> Outcome:
+def outcome(wish: PlanWish, candidate: PlanCandidate) -> Outcome:
     """By one run.  Raises ConfigError."""
     settings = gpu_settings((*wish.assignments, *candidate.changes))
     load = scaled(wish.workload, candidate.load)
@@ -151,23 +151,23 @@ def ranked(outcomes: Sequence[Outcome], slo: Slo) -> list[Outcome]:
 
 
 def search(
-    wish: Wish, topologies: Sequence[str], work_s: dict[str, float], run: Runner
+    wish: PlanWish, topologies: Sequence[str], work_s: dict[str, float], run: Runner
 ) -> list[Outcome]:
     """One outcome of each topology that was run, the best first."""
     names = promising(topologies, work_s, NUM_RUN)
-    best = {one.candidate.topology: one for one in run([Candidate(name) for name in names])}
+    best = {one.candidate.topology: one for one in run([PlanCandidate(name) for name in names])}
     order = ranked(list(best.values()), wish.slo)
     few = [one.candidate.topology for one in order[:NUM_TUNED]]
     given = {text.partition("=")[0] for text in wish.assignments}
     knobs = [knob for knob in KNOBS if knob.partition("=")[0] not in given]
-    for one in run([Candidate(name, (knob,)) for name in few for knob in knobs]):
+    for one in run([PlanCandidate(name, (knob,)) for name in few for knob in knobs]):
         before = best[one.candidate.topology]
         if one.goodput(wish.slo) > before.goodput(wish.slo) * (1 + TIE):
             best[one.candidate.topology] = one
     return ranked(list(best.values()), wish.slo)
 
 
-def what_changes(wish: Wish, order: Sequence[Outcome], run: Runner) -> list[list[str]]:
+def what_changes(wish: PlanWish, order: Sequence[Outcome], run: Runner) -> list[list[str]]:
     """For each but the first, where it would be: sentences, none where nothing was found."""
     first, *others = order
     ends = [replace(one.candidate, load=load) for one in order for load in LOADS]

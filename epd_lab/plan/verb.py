@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from epd_lab.bench.traces.form import Trace
     from epd_lab.bench.workload import Workload
     from epd_lab.plan.costs import Costs
-    from epd_lab.plan.search import Outcome, Wish
+    from epd_lab.plan.search import Outcome, PlanWish
 
 SLO = "ttft=1s,itl=50ms"
 DESCRIPTION = f"""
@@ -31,9 +31,8 @@ second and the third come with what would have to change for them to win: other 
 load. Some minutes on two cores.
 
 A load is a workload of `epd bench serve`; text@30 has 30 arrivals a second instead of users. Or it
-is a file of a trace (`epd bench trace TRACE --write FILE`). The
-SLO, default {SLO}, bounds the first token (ttft), 99 of 100 gaps between tokens (itl) and the time
-of a later token (tpot).
+is a file of a trace (`epd bench trace TRACE --write FILE`). The SLO bounds the first token (ttft),
+99 of 100 gaps between tokens (itl) and the time of a later token (tpot); default {SLO}.
 
 A card has costs here, or a file by `epd bench calibrate`. They hold for one model, and for contexts
 and images as far as they were measured; anything else is refused. Groups of ranks have no costs.
@@ -65,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--transport", default="", metavar="NAME",
-        help="of rows and KV between instances; default: the first of the cost file",
+        help="of rows and KV; default: the first of the cost file",
     )  # fmt: skip
     parser.add_argument(
         "--set", dest="assignments", action="append", default=[], metavar="KEY=VALUE",
@@ -113,9 +112,9 @@ def _plan(args: argparse.Namespace, known: Costs, pool: ProcessPoolExecutor) -> 
     for name in names:
         parse_topology(name)
     slo, assignments = slo_of(args.slo), tuple(args.assignments)
-    wish = search.Wish(known, load, slo, assignments, args.transport, trace)
+    wish = search.PlanWish(known, load, slo, assignments, args.transport, trace)
 
-    def runner(candidates: Sequence[search.Candidate]) -> list[Outcome]:
+    def runner(candidates: Sequence[search.PlanCandidate]) -> list[Outcome]:
         return list(pool.map(partial(search.outcome, wish), candidates))
 
     order = search.search(wish, names, search.stage_s(known, requests), runner)
@@ -173,7 +172,7 @@ def command_of(args: argparse.Namespace, one: Outcome) -> str:
     return " ".join(["python -m epd run --topology", one.candidate.topology, where, *settings])
 
 
-def row_of(wish: Wish, one: Outcome) -> dict[str, Any]:
+def row_of(wish: PlanWish, one: Outcome) -> dict[str, Any]:
     """As those of `epd bench serve`."""
     return {
         "workload": wish.workload.name,
@@ -185,7 +184,7 @@ def row_of(wish: Wish, one: Outcome) -> dict[str, Any]:
     }
 
 
-def table(wish: Wish, order: Sequence[Outcome], changes: Sequence[Sequence[str]]) -> list[str]:
+def table(wish: PlanWish, order: Sequence[Outcome], changes: Sequence[Sequence[str]]) -> list[str]:
     """A line for each; times in milliseconds, goodput per GPU."""
     from epd.topology import parse_topology
 

@@ -21,9 +21,9 @@ from epd_lab.bench.workload import NAMED, Bursts, Closed, Poisson, named
 from epd_lab.plan import costs, limits, topologies
 from epd_lab.plan.search import (
     KNOBS,
-    Candidate,
     Outcome,
-    Wish,
+    PlanCandidate,
+    PlanWish,
     ranked,
     scaled,
     search,
@@ -33,12 +33,12 @@ from epd_lab.plan.search import (
 
 KNOWN = costs.read(costs.BUNDLED)
 SLO = Slo(1.0, math.inf, 0.05)
-WISH = Wish(KNOWN, NAMED["small"], SLO)
+WISH = PlanWish(KNOWN, NAMED["small"], SLO)
 WORK_S = {"encode": 1.0, "prefill": 1.0, "decode": 1.0}
-Answers = Callable[[Candidate], tuple[int, float, float]]
+Answers = Callable[[PlanCandidate], tuple[int, float, float]]
 
 
-def outcome(candidate: Candidate, good: int, ttft_s: float, itl_s: float) -> Outcome:
+def outcome(candidate: PlanCandidate, good: int, ttft_s: float, itl_s: float) -> Outcome:
     """A hundred requests in a hundred seconds, of which so many have these times."""
     samples = [
         Sample(float(n), n + 1.0, ttft_s if n < good else 9.0, [itl_s], 8, 2) for n in range(100)
@@ -47,9 +47,9 @@ def outcome(candidate: Candidate, good: int, ttft_s: float, itl_s: float) -> Out
 
 
 def runner(
-    answers: Answers, asked: list[Candidate]
-) -> Callable[[Sequence[Candidate]], list[Outcome]]:
-    def run(candidates: Sequence[Candidate]) -> list[Outcome]:
+    answers: Answers, asked: list[PlanCandidate]
+) -> Callable[[Sequence[PlanCandidate]], list[Outcome]]:
+    def run(candidates: Sequence[PlanCandidate]) -> list[Outcome]:
         asked.extend(candidates)
         return [outcome(one, *answers(one)) for one in candidates]
 
@@ -82,29 +82,32 @@ def test_stages_of_an_image_are_those_of_the_cost_file() -> None:
 
 def test_goodput_decides_and_then_room() -> None:
     few, more = (
-        outcome(Candidate("1e1pd"), 50, 0.1, 0.01),
-        outcome(Candidate("2epd"), 60, 0.9, 0.04),
+        outcome(PlanCandidate("1e1pd"), 50, 0.1, 0.01),
+        outcome(PlanCandidate("2epd"), 60, 0.9, 0.04),
     )
     assert ranked([few, more], SLO) == [more, few]
-    near = outcome(Candidate("1ep1ed"), 60, 0.85, 0.04)
+    near = outcome(PlanCandidate("1ep1ed"), 60, 0.85, 0.04)
     assert ranked([near, more], SLO) == [more, near], "replicas, where they are alike"
-    roomy = outcome(Candidate("1ep1d"), 99, 0.2, 0.01), outcome(Candidate("2epd"), 100, 0.9, 0.04)
+    roomy = (
+        outcome(PlanCandidate("1ep1d"), 99, 0.2, 0.01),
+        outcome(PlanCandidate("2epd"), 100, 0.9, 0.04),
+    )
     assert ranked(roomy, SLO)[0].candidate.topology == "1ep1d", "but with much more room"
 
 
 def test_a_setting_is_kept_where_it_is_worth_more_than_noise() -> None:
-    def answers(one: Candidate) -> tuple[int, float, float]:
+    def answers(one: PlanCandidate) -> tuple[int, float, float]:
         base = {"2epd": 60, "1ep1ed": 80}.get(one.topology, 10)
         gains: dict[tuple[str, ...], int] = {(KNOBS[0],): 1, (KNOBS[2],): 9}
         gain = gains.get(one.changes, 0)
         return base + gain, 0.5, 0.02
 
-    asked: list[Candidate] = []
+    asked: list[PlanCandidate] = []
     order = search(WISH, topologies.sensible(2), WORK_S, runner(answers, asked))
     assert [one.candidate.topology for one in order[:2]] == ["1ep1ed", "2epd"]
     assert [one.candidate.changes for one in order[:2]] == [(KNOBS[2],)] * 2
     assert {one.topology for one in asked if one.changes} < {one.topology for one in asked}
-    fixed = Wish(KNOWN, NAMED["small"], SLO, (KNOBS[2],))
+    fixed = PlanWish(KNOWN, NAMED["small"], SLO, (KNOBS[2],))
     asked.clear()
     search(fixed, topologies.sensible(2), WORK_S, runner(answers, asked))
     assert not any(KNOBS[2] in one.changes for one in asked), "who gives it keeps it"
@@ -113,14 +116,14 @@ def test_a_setting_is_kept_where_it_is_worth_more_than_noise() -> None:
 def test_what_would_have_to_change_is_found_by_halving() -> None:
     """The second wins above 1.3 times the load, and where the bound of gaps is below 40 ms."""
 
-    def answers(one: Candidate) -> tuple[int, float, float]:
+    def answers(one: PlanCandidate) -> tuple[int, float, float]:
         if one.topology == "2epd":
             return (90 if one.load < 1.3 else 20), 0.5, 0.04
         return 80, 0.5, 0.01
 
-    asked: list[Candidate] = []
+    asked: list[PlanCandidate] = []
     run = runner(answers, asked)
-    order = run([Candidate("2epd"), Candidate("1ep1ed")])
+    order = run([PlanCandidate("2epd"), PlanCandidate("1ep1ed")])
     ((itl, load),) = what_changes(WISH, order, run)
     name, _, bound = itl.partition("=")
     assert name == "itl"

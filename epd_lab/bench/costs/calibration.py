@@ -19,7 +19,7 @@ import msgspec
 from epd.config import ConfigError, Settings
 from epd.model_files.checkpoint import read_config, read_preprocessor
 from epd.model_files.geometry import images_of
-from epd_lab.bench.costs.step_costs import Budget, StepMeter
+from epd_lab.bench.costs.step_costs import CalibrationBudget, StepMeter
 from epd_lab.bench.machine import describe, gpus, sentence
 from epd_lab.plan import costs
 from epd_lab.plan.costs import Costs, HopTimes
@@ -73,7 +73,7 @@ async def measure(settings: Settings, budget_s: float) -> Costs:
     began_s = time.perf_counter()
     meter = _meter(settings)
     load_s = time.perf_counter() - began_s
-    meter.budget = budget = Budget(budget_s)
+    meter.budget = budget = CalibrationBudget(budget_s)
     step = await meter.step()
     tower, pixel_ns = await meter.tower(config, preprocessor)
     known = costs.read(costs.BUNDLED)

@@ -24,7 +24,7 @@ from epd.engine.base import Patches, StepSequence
 from epd.messages import SamplingParams
 from epd.model_files.geometry import image_geometry
 from epd_lab.bench.workload import noise_jpeg
-from epd_lab.plan.costs import Launch, StepCheck, StepTimes, Tower, between
+from epd_lab.plan.costs import Launch, StepTimes, TimedStep, Tower, between
 
 if TYPE_CHECKING:
     from epd.engine.device.executor import DeviceExecutor
@@ -50,7 +50,7 @@ Points = list[tuple[int, float]]
 
 
 @dataclass(slots=True)
-class Budget:
+class CalibrationBudget:
     """The seconds for all that is measured, from the time when the engines stand."""
 
     seconds: float
@@ -147,7 +147,7 @@ class StepMeter:
     language: TorchLanguageEngine
     vision: TorchVisionEngine
     settings: Settings
-    budget: Budget = field(default_factory=lambda: Budget(0.0))
+    budget: CalibrationBudget = field(default_factory=lambda: CalibrationBudget(0.0))
 
     # --- the language model -----------------------------------------------------------------------
 
@@ -202,13 +202,13 @@ class StepMeter:
             longest=history + chunk,
         )
 
-    async def checks(self) -> tuple[StepCheck, ...]:
+    async def checks(self) -> tuple[TimedStep, ...]:
         """Steps that no cost was made of."""
-        found: list[StepCheck] = []
+        found: list[TimedStep] = []
         for shape in CHECKS:
             if self._fits(*shape) and self.budget.has_time(f"the check {shape}"):
                 prompts = [shape[2:]] * bool(shape[2])
-                found.append(StepCheck(*shape, await step_ms(self.language, *shape[:2], *prompts)))
+                found.append(TimedStep(*shape, await step_ms(self.language, *shape[:2], *prompts)))
         return tuple(found)
 
     async def _step_launch(self, chunk: int) -> Launch:
