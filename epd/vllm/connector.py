@@ -11,6 +11,7 @@ worker's object puts rows into the engine's cache.  Nothing else of this project
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from epd.layouts import KvLayout
 
 PREFILL_AND_DECODE = ("prefill", "decode")
+logger = logging.getLogger(__name__)
 
 
 class Extra(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,6 +47,7 @@ class Extra(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     url: str  # of this very server
     run: str = ""  # flags of `epd run` for the instance: --port or --join, --transport, ...
     defer_s: float = 30.0  # that a request waits for rows that are on their way
+    fetch_s: float = 10.0  # that a request waits for KV that another server has
     encodes: bool = False  # whether pictures without rows are the engine's own work
     model: str = ""  # as encoders and gateway read it, if not from the same directory
 
@@ -79,7 +82,8 @@ class EpdECConnector(ECConnectorBase):
         guides = vllm_config.structured_outputs_config.backend == "guidance"
         shelf, server = Shelf(contract), EngineServer(extra.url, encode_grid, guides=guides)
         engine = ServerEngine(contract, model.max_model_len, shelf, server, layout)
-        self._half = SchedulerHalf(shelf, time.monotonic, extra.defer_s, encodes=extra.encodes)
+        patience = extra.defer_s, extra.fetch_s
+        self._half = SchedulerHalf(shelf, time.monotonic, *patience, encodes=extra.encodes)
         self._thread = InstanceThread(config, engine)
 
     @property
@@ -103,6 +107,10 @@ class EpdECConnector(ECConnectorBase):
         self.half.allocated(request.mm_features[index].identifier)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Orders:
+        if (meta := scheduler_output.kv_connector_metadata) is not None:
+            begun, absent = fetches_of(meta)
+            for request_id in self.half.fetch(begun, absent):
+                logger.warning("its KV has not come from another server: request %s", request_id)
         return Orders(self.half.orders())
 
     def take_unavailable_requests(self) -> set[str]:
@@ -140,6 +148,16 @@ def encode_grid(grid: Grid) -> str:
     element = MultiModalFieldElem(data=torch.tensor(grid), field=field)
     encoded: str = encode_mm_kwargs_item(MultiModalKwargsItem({"image_grid_thw": element}))
     return encoded
+
+
+def fetches_of(meta: object) -> tuple[dict[str, str], frozenset[str]]:
+    """By a NixlConnector, in one step: those that begin, each with its name at the other server;
+    and names of what has not come, which it shows now and then.  What is cached has no blocks."""
+    begun = getattr(meta, "reqs_to_recv", {})
+    shown = getattr(meta, "heartbeat_by_engine", {})
+    absent = frozenset(name for of_engine in shown.values() for name in of_engine.req_ids)
+    waiting = {key: one for key, one in begun.items() if any(one.local_block_ids)}
+    return {key: one.remote.request_id for key, one in waiting.items()}, absent
 
 
 def kv_layout_of(vllm_config: VllmConfig) -> KvLayout | None:

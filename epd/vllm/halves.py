@@ -45,15 +45,23 @@ class SchedulerHalf:
     """`encodes`: pictures that come with pixels and without rows are the engine's own work."""
 
     def __init__(
-        self, shelf: Shelf, now_s: Callable[[], float], defer_s: float, *, encodes: bool
+        self,
+        shelf: Shelf,
+        now_s: Callable[[], float],
+        defer_s: float,
+        fetch_s: float,
+        *,
+        encodes: bool,
     ) -> None:
         self._shelf = shelf
         self._now_s = now_s
         self._defer_s = defer_s
+        self._fetch_s = fetch_s
         self._encodes = encodes
         self._pinned: dict[str, torch.Tensor] = {}  # since the last orders
         self._orders: dict[str, torch.Tensor] = {}
         self._deferred: dict[str, float] = {}  # request to since when
+        self._fetching: dict[str, tuple[str, float]] = {}  # request to its KV, and since when
         self._lost: set[str] = set()
 
     def ensure(self, request: EngineRequest, num_computed_tokens: int) -> bool:
@@ -100,12 +108,27 @@ class SchedulerHalf:
         orders, self._orders, self._pinned = self._orders, {}, {}
         return orders
 
+    def fetch(self, begun: Mapping[str, str], absent: frozenset[str]) -> list[str]:
+        """`begun` in this step: requests, each with the name of its KV at the server that has it;
+        `absent`: names of what has not come, where the step shows them.  Returns who is lost."""
+        now_s, lost = self._now_s(), list[str]()
+        self._fetching |= {request_id: (name, now_s) for request_id, name in begun.items()}
+        for request_id, (name, since_s) in [*self._fetching.items()] if absent else []:
+            if name not in absent:
+                del self._fetching[request_id]
+            elif now_s - since_s > self._fetch_s:
+                lost.append(request_id)
+                del self._fetching[request_id]
+        self._lost.update(lost)
+        return lost
+
     def take_lost(self) -> set[str]:
         lost, self._lost = self._lost, set()
         return lost
 
     def finished(self, request_id: str) -> None:
         self._deferred.pop(request_id, None)
+        self._fetching.pop(request_id, None)
         self._lost.discard(request_id)
 
 

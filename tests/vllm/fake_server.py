@@ -22,6 +22,7 @@ class FakeServer:
         self.stops_after = 1 << 30  # tokens: the answer ends there, without an end
         self.pause_s = 0.0
         self.gives_tickets = True  # where an answer comes whole
+        self.silent = ""  # a server whose KV does not come: it fails as the connector makes it fail
         self.shift = 0  # of the first token, for a server that disagrees
         self.stop: Callable[[], Awaitable[None]]
 
@@ -41,6 +42,10 @@ class FakeServer:
                 {"remote_engine_id": self.url, "number": number} if self.gives_tickets else None
             )
             return web.json_response({"choices": [choice], "kv_transfer_params": ticket})
+        ticket = body.get("kv_transfer_params")
+        if ticket is not None and ticket["remote_engine_id"] == self.silent:
+            await asyncio.sleep(self.pause_s)
+            return web.json_response({"error": {"message": "Internal server error"}}, status=500)
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(request)
         self.num_open += 1

@@ -22,7 +22,7 @@ class At:
     def __init__(self, *, encodes: bool = False) -> None:
         self.now_s = 0.0
         self.shelf = Shelf(CONTRACT)
-        self.half = SchedulerHalf(self.shelf, lambda: self.now_s, 10.0, encodes=encodes)
+        self.half = SchedulerHalf(self.shelf, lambda: self.now_s, 10.0, 5.0, encodes=encodes)
 
     def put(self, identifier: str, num_rows: int) -> torch.Tensor:
         rows = torch.arange(num_rows * WIDTH, dtype=torch.float32)
@@ -141,3 +141,26 @@ def test_rows_of_the_engine_stay() -> None:
     cache = {"a": own}
     load({"a": at.put("a", 3)}, cache, torch.device("cpu"))
     assert cache["a"] is own
+
+
+def test_kv_that_does_not_come_fails_its_request_and_no_other() -> None:
+    at = At()
+    at.half.fetch({"a": "kv-a", "b": "kv-b", "c": "kv-c"}, frozenset())
+    at.half.finished("c")
+    at.now_s = 5.1
+    assert not at.half.fetch({}, frozenset()), "the step shows nothing"
+    assert at.half.fetch({}, frozenset({"kv-b", "kv-c"})) == ["b"]
+    assert at.half.take_lost() == {"b"}
+
+
+def test_kv_is_late_only_while_it_is_shown_to_be_absent() -> None:
+    at = At()
+    at.half.fetch({"a": "kv-a", "b": "kv-b"}, frozenset())
+    at.now_s = 4.0
+    assert not at.half.fetch({"late": "kv-late"}, frozenset({"kv-a", "kv-late", "kv-c"}))
+    at.now_s = 5.1
+    assert at.half.fetch({}, frozenset({"kv-a", "kv-b", "kv-late"})) == ["a"]
+    assert at.half.take_lost() == {"a"} and not at.half.take_lost()
+    at.now_s = 60.0
+    at.half.finished("late")
+    assert not at.half.fetch({}, frozenset({"kv-a", "kv-b", "kv-late"})), "none is failed twice"

@@ -212,6 +212,32 @@ async def test_a_lost_prefill_instance_costs_a_pause() -> None:
         assert len(at.bodies(other)) == 1
 
 
+async def test_kv_that_does_not_come_costs_a_pause_and_another_ticket() -> None:
+    """A prefill server stands still: it has given tickets, and nobody can read by them."""
+    async with apart("p0", "p1", "d") as at:
+        fake = at.servers["d"]
+        fake.silent = at.servers["p0"].url
+        answers = asyncio.gather(*(at.ask() for _ in range(8)))
+        async with asyncio.timeout(PATIENCE_S):
+            while len(at.bodies("d")) < 8:
+                await asyncio.sleep(0.001)
+        await at.instances["p0"].close()
+        assert await answers == [[10, 11, 12, 13]] * 8
+        again = [body for body in at.bodies("d") if body["token_ids"] == [7, 8, 9, 10]]
+        assert again and all(
+            body["kv_transfer_params"]["remote_engine_id"] == at.servers["p1"].url for body in again
+        )
+
+
+async def test_kv_that_never_comes_is_one_clear_error() -> None:
+    async with apart("p", "d") as at:
+        at.servers["d"].silent = at.servers["p"].url
+        error = await at.ask(max_tokens=40)
+        assert isinstance(error, GenerationError) and error.kind is FailureKind.ENGINE
+        assert 1 < len(at.bodies("d")) <= TIMING.max_attempts, "each attempt has its own ticket"
+        await at.settle()
+
+
 async def test_without_another_it_is_one_clear_error() -> None:
     async with apart("p", "d") as at:
         at.servers["d"].pause_s = 0.05

@@ -1,12 +1,13 @@
 """Prefill and decode at servers apart: KV moves by vLLM's NixlConnector, tickets by ours.
 
-Of prefill there is one server, and two of decode.  What is right is what the prefill server answers
-alone, with its own tower.
+Of prefill there is one server, and two of decode; then two of prefill, and one of decode.  What is
+right is what the prefill server answers alone, with its own tower.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.timeout(1200)
 pytest.importorskip("nixl", reason="KV moves by nixl")
 ROLES = {"p": "prefill", "d": "decode"}
 MANY = 20
+BEFORE_S = 0.2  # in which some of them have a ticket
 
 
 @dataclass
@@ -103,17 +105,26 @@ def test_a_clients_own_parameters_do_not_pass(apart: Apart) -> None:
         assert server.get("/health") == 200
 
 
-async def streams(url: str, those: list[Body], at: int, act: Callable[[], None]) -> list[list[int]]:
-    """`act` when so many of them have 40 tokens."""
-    num_begun = 0
+async def streams(
+    url: str, those: list[Body], at: int, act: Callable[[], None], num_late: int = 0
+) -> list[list[int]]:
+    """`act` when so many of them have 40 tokens; the last `num_late` begin just before it."""
+    num_begun, is_due = 0, asyncio.Event()
 
     def begun() -> None:
         nonlocal num_begun
         num_begun += 1
         if num_begun == at:
-            act()
+            is_due.set()
+            asyncio.get_running_loop().call_later(BEFORE_S if num_late else 0.0, act)
 
-    return await asyncio.gather(*(stream(url, body, begun) for body in those))
+    async def one(body: Body, *, is_late: bool) -> list[int]:
+        if is_late and at:
+            await is_due.wait()
+        return await stream(url, body, begun)
+
+    first_late = len(those) - num_late
+    return await asyncio.gather(*(one(b, is_late=n >= first_late) for n, b in enumerate(those)))
 
 
 def longs(seed: int) -> list[Body]:
@@ -129,6 +140,36 @@ def test_streams_of_a_killed_decode_server_go_on_at_another(apart: Apart) -> Non
     assert {len(tokens) for tokens in wanted} == {200} and found == wanted
     assert apart.servers["d1"].get("/health") == 0
     apart.end("d1")
+
+
+@pytest.fixture(scope="module")
+def second(apart: Apart) -> Apart:
+    """One more of prefill, and one of decode less, since so many fit on a small machine."""
+    if "d1" in apart.servers:
+        apart.end("d1")
+    apart.begin("p1")
+    apart.wait_for("p1")
+    return apart
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["stands_still", "killed"])
+def test_of_two_prefill_servers_one_costs_a_pause(second: Apart, ends: bool) -> None:
+    """Streams that begin just before it ends or stands still are as right as the others."""
+    those, server = longs(43 + ends)[:12], second.servers["p1"]
+
+    def stop() -> None:
+        for process in server.processes():
+            process.send_signal(signal.SIGKILL if ends else signal.SIGSTOP)
+
+    wanted = asyncio.run(streams(second.url, those, 0, lambda: None))
+    found = asyncio.run(streams(second.url, those, 3, stop, num_late=6))
+    assert {len(tokens) for tokens in wanted} == {200} and found == wanted
+    if ends:
+        second.end("p1")
+        return
+    for process in server.processes():
+        process.send_signal(signal.SIGCONT)
+    second.wait_for("p1")
 
 
 def test_without_a_prefill_server_it_is_one_clear_error(apart: Apart) -> None:

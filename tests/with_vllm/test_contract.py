@@ -12,7 +12,7 @@ from vllm.distributed.ec_transfer.ec_connector.factory import ECConnectorFactory
 
 from epd.config import ConfigError
 from epd.vllm.command import transfer_config
-from epd.vllm.connector import EpdECConnector, encode_grid
+from epd.vllm.connector import EpdECConnector, encode_grid, fetches_of
 
 # Of vLLM 0.30 to 0.33: parameters behind `self` of what the connector implements, or relies on.
 SIGNATURES = {
@@ -94,3 +94,21 @@ def test_a_grid_is_read_back_by_vllms_own_reader() -> None:
 
     item = decode_mm_kwargs_item(encode_grid((1, 8, 12)))
     assert item["image_grid_thw"].data.tolist() == [1, 8, 12] and list(item) == ["image_grid_thw"]
+
+
+def test_fetches_of_kv_are_read_as_the_nixl_connector_shows_them() -> None:
+    """Its own metadata of a step: a version that shows them in another way is noticed here."""
+    pytest.importorskip("nixl", reason="KV moves by nixl")
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import (
+        HeartbeatInfo,
+        NixlConnectorMetadata,
+    )
+
+    meta = NixlConnectorMetadata()
+    params = {"remote_block_ids": [[1]], "remote_engine_id": "p", "remote_host": "h"}
+    for key, blocks in (("r", ([4],)), ("cached", ())):
+        ticket = params | {"remote_request_id": f"kv-{key}", "remote_port": 1, "tp_size": 1}
+        meta.add_new_req_to_recv(key, blocks, ticket)
+    assert fetches_of(meta) == ({"r": "kv-r"}, frozenset())
+    meta.heartbeat_by_engine = {"p": HeartbeatInfo({"kv-r", "kv-s"}, "h", 1, 1)}
+    assert fetches_of(meta)[1] == {"kv-r", "kv-s"}
