@@ -31,12 +31,22 @@ if TYPE_CHECKING:
     from epd.groups.processes import RankProcesses
 
 
+class ServerCommand(msgspec.Struct, frozen=True):
+    """A vLLM server: what starts it, and where it answers."""
+
+    words: tuple[str, ...]
+    environment: dict[str, str]  # besides this process's own
+    url: str
+
+
 class ChildSpec(msgspec.Struct, frozen=True):
-    """What a child is to be: a gateway, an instance, or (both given) all in one process."""
+    """What a child is to be: a gateway, an instance, (both given) all in one process, or who keeps
+    a vLLM server."""
 
     name: str
     instance: InstanceConfig | None = None
     gateway: GatewayConfig | None = None
+    server: ServerCommand | None = None
     log_level: str = "warning"
     log_json: bool = False
     claim: str = ""  # the file that says who it is
@@ -102,6 +112,8 @@ def run(spec: ChildSpec, status: Status) -> int:
 
     set_up_logging(spec.name, spec.log_level, as_json=spec.log_json)
     pin(_cpus_of(spec))
+    if spec.server is not None:
+        return uvloop.run(_keep_server(spec.server, status))
     if spec.instance is not None and spec.instance.rank_of:
         return uvloop.run(_be_rank(spec.instance, status))
     ranks = _fork_ranks(spec)
@@ -135,6 +147,15 @@ async def _be_rank(instance: InstanceConfig, status: Status) -> int:
     _watch_stdin(ending, status)
     exit_status = await _unless(ending.drain, be_rank(instance, status))
     return ending.exit_status if exit_status is None else exit_status
+
+
+async def _keep_server(server: ServerCommand, status: Status) -> int:
+    from epd.vllm.child import keep
+
+    ending = Ending()
+    ending.watch_signals()
+    _watch_stdin(ending, status)
+    return await keep(server, ending, status)
 
 
 async def _unless(asked: asyncio.Event, work: Awaitable[T]) -> T | None:

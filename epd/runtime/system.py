@@ -12,9 +12,9 @@ from collections.abc import Callable
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def die_with_parent() -> None:
-    """The kernel kills this process when its parent ends, however that comes."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """The kernel sends this process a signal when its parent ends, however that comes."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 class SystemClock:

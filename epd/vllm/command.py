@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
-from collections.abc import Iterator
+import shutil
+import sys
+from pathlib import Path
+
+import msgspec
 
 from epd.cli.start.plan import StartPlan
+from epd.cli.start.ports import check_free
+from epd.config import ConfigError
+from epd.runtime.child import ServerCommand
 from epd.topology import Roles, name_instances, parse_groups
 
+HOST = "127.0.0.1"
 PORT = 8100  # of the first server; the gateway has 8000
 SIDE_PORT = 5600  # likewise, where another one asks it for its KV
 GUIDES = '{"backend": "guidance"}'  # by llguidance, as here
@@ -31,28 +40,52 @@ def kv_transfer_config(device: str) -> dict[str, object]:
     return config | ({"kv_buffer_device": "cpu"} if device == "cpu" else {})
 
 
-def serve_commands(plan: StartPlan, topology: str) -> Iterator[str]:
-    """For hosts that reach the gateway of this plan: of each server of the topology that has
-    another role than `encode`; without any of them, of one that prefills and decodes."""
+def servers_of(plan: StartPlan, topology: str, flags: str = "") -> dict[str, ServerCommand]:
+    """For hosts that reach the gateway of this plan: each server of the topology that has another
+    role than `encode`; without any of them, one that prefills and decodes.  By name."""
     named = name_instances([roles for roles, _ in parse_groups(topology, 1, whole=False)])
     servers = [(name, roles) for name, roles in named if "encode" not in roles]
+    found = {}
     for number, (name, roles) in enumerate(servers or [("", PREFILL_AND_DECODE)]):
-        yield _serve_command(plan, name, roles, number)
+        found[name or "vllm"] = _server(plan, name, roles, number, shlex.split(flags))
+    return found
 
 
-def _serve_command(plan: StartPlan, name: str, roles: Roles, number: int) -> str:
+def _server(
+    plan: StartPlan, name: str, roles: Roles, number: int, flags: list[str]
+) -> ServerCommand:
     (first, *_) = plan.instances
     is_near = first.gateway_endpoint.startswith("ipc://")
-    flags = f"--port {first.port}" if is_near else f"--join {first.gateway_endpoint}"
-    flags += f" --id {name}" if name else ""
-    before, behind, port = "", [], PORT + number
+    run = f"--port {first.port}" if is_near else f"--join {first.gateway_endpoint}"
+    run += f" --id {name}" if name else ""
+    environment, behind, port = {}, [], PORT + number
     if roles != PREFILL_AND_DECODE:
-        flags += f" --role {'+'.join(roles)}"
+        run += f" --role {'+'.join(roles)}"
         config = kv_transfer_config(first.engine.device)
-        before = f"VLLM_NIXL_SIDE_CHANNEL_PORT={SIDE_PORT + number} "
+        environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(SIDE_PORT + number)
         behind = ["--kv-transfer-config", json.dumps(config)]
-    of_rows = json.dumps(transfer_config(f"http://127.0.0.1:{port}", flags))
+    url = f"http://127.0.0.1:{port}"
     words = ["vllm", "serve", first.model_dir, "--port", str(port), "--enable-scale-out"]
     words += ["--dtype", first.engine.dtype, "--structured-outputs-config", GUIDES]
-    words += ["--ec-transfer-config", of_rows, *behind]
-    return before + shlex.join(words)
+    words += ["--ec-transfer-config", json.dumps(transfer_config(url, run)), *behind, *flags]
+    return ServerCommand(tuple(words), environment, url)
+
+
+def in_words(server: ServerCommand) -> str:
+    """As it is typed."""
+    before = [f"{name}={value}" for name, value in server.environment.items()]
+    return " ".join([*before, shlex.join(server.words)])
+
+
+def check_startable(servers: dict[str, ServerCommand]) -> dict[str, ServerCommand]:
+    """As they are started here, where nobody but the gateway asks them.  Raises ConfigError."""
+    places = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    program = shutil.which("vllm", path=os.pathsep.join(places))
+    if program is None:
+        raise ConfigError("there is no `vllm` to start: pip install vllm, before this project")
+    found = {}
+    for name, server in servers.items():
+        check_free(HOST, int(server.url.rpartition(":")[2]))
+        words = (program, *server.words[1:], "--host", HOST, "--shutdown-timeout", "10")
+        found[name] = msgspec.structs.replace(server, words=words)
+    return found

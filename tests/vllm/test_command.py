@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from epd.cli.main import parser_of
+from epd.cli.parser import UsageError
 from epd.cli.start.plan import StartPlan
 from epd.cli.verbs.run import make_plan
 from epd.config import ConfigError
 from epd.model_files.checkpoint import ModelError
 from epd.vllm import instance
-from epd.vllm.command import serve_commands
+from epd.vllm.command import check_startable, in_words, servers_of
 from epd.vllm.instance import contract_of, plan
 
 
@@ -54,7 +55,7 @@ def test_the_printed_command_joins_the_gateway(tmp_path: Path) -> None:
     found = planned(
         "--role", "encode", "--for", "vllm", "--port", "8123", "--run-dir", str(tmp_path)
     )
-    (command,) = serve_commands(found, "1e")
+    (command,) = map(in_words, servers_of(found, "1e").values())
     words = shlex.split(command)
     assert words[:2] == ["vllm", "serve"] and "--enable-scale-out" in words
     extra = json.loads(words[words.index("--ec-transfer-config") + 1])["ec_connector_extra_config"]
@@ -70,7 +71,7 @@ def test_prefill_and_decode_apart_have_a_command_each(tmp_path: Path) -> None:
     """Each reads back as an instance with its roles and name, and with ports of its own."""
     found = planned("--topology", "1e1p2d", "--for", "vllm", "--run-dir", str(tmp_path))
     configs, ports = [], set()
-    for command in serve_commands(found, "1e1p2d"):
+    for command in map(in_words, servers_of(found, "1e1p2d").values()):
         side, *words = shlex.split(command)
         kv = json.loads(words[words.index("--kv-transfer-config") + 1])
         assert kv["kv_connector"] == "NixlConnector" and kv["kv_buffer_device"] == "cpu"
@@ -100,3 +101,28 @@ def test_models_that_a_grid_does_not_describe_are_refused(
     config = plan(f"--run-dir {tmp_path}", "", "float32")
     with pytest.raises(ModelError, match="Qwen2-VL"):
         contract_of(config)
+
+
+def test_servers_to_start_are_for_this_host_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = planned("--topology", "1e1p1d", "--for", "vllm", "--run-dir", str(tmp_path))
+    servers = servers_of(found, "1e1p1d", "--max-model-len 4096")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="pip install vllm"):
+        check_startable(servers)
+    program = tmp_path / "vllm"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    started = check_startable(servers)
+    assert set(started) == {"p0", "d0"}
+    for server in started.values():
+        assert server.words[0] == str(program)
+        words = " ".join(server.words)
+        assert "--max-model-len 4096" in words and "--host 127.0.0.1" in words
+        assert "VLLM_NIXL_SIDE_CHANNEL_PORT" in server.environment
+
+
+def test_servers_are_started_beside_encoders_only(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--for vllm"):
+        planned("--topology", "1e1pd", "--start-vllm", "--run-dir", str(tmp_path))

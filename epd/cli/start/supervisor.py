@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 from epd.cli.boundary import CommandFailed
 from epd.cli.start.leftovers import take_over
@@ -19,7 +20,7 @@ from epd.cli.start.preflight import check_host
 from epd.cli.start.rundir import remove_if_empty
 from epd.config import GatewayConfig, InstanceConfig
 from epd.runtime import lines
-from epd.runtime.child import ChildSpec
+from epd.runtime.child import ChildSpec, ServerCommand
 from epd.runtime.claim import claim_path, own_life
 from epd.runtime.logs import set_up_logging
 from epd.runtime.supervisor import Child, StartFailed, Supervisor
@@ -30,20 +31,24 @@ START_TIMEOUT_S = 300.0
 
 def specs_of(plan: StartPlan) -> list[ChildSpec]:
     """One process per instance, and one for the gateway if the plan has one."""
-    specs = [_spec(plan, instance, None) for instance in plan.instances]
+    specs = [_spec_of(plan, instance, None) for instance in plan.instances]
     if plan.gateway is not None:
-        specs.insert(0, _spec(plan, None, plan.gateway))
+        specs.insert(0, _spec_of(plan, None, plan.gateway))
     return specs
 
 
-def _spec(
+def _spec_of(
     plan: StartPlan, instance: InstanceConfig | None, gateway: GatewayConfig | None
 ) -> ChildSpec:
     owner = instance or gateway
     assert owner is not None
-    name, log = owner.instance_id, plan.log
+    return _spec(plan, owner.instance_id, instance=instance, gateway=gateway)
+
+
+def _spec(plan: StartPlan, name: str, **what: Any) -> ChildSpec:
+    told: dict[str, Any] = {"log_level": plan.log.level, "log_json": plan.log.as_json}
     claim = str(claim_path(plan.run_dir, name))
-    return ChildSpec(name, instance, gateway, log.level, log.as_json, claim, own_life())
+    return ChildSpec(name, **what, **told, claim=claim, supervisor=own_life())
 
 
 class Board:
@@ -62,7 +67,8 @@ class Board:
 
     def changed(self, child: Child) -> None:
         own = child.spec.instance
-        role = "gateway" if own is None else "+".join(own.roles) or f"rank of {own.rank_of}"
+        other = "vLLM" if child.spec.server is not None else "gateway"
+        role = other if own is None else "+".join(own.roles) or f"rank of {own.rank_of}"
         age_s = time.monotonic() - self._began_s
         detail = "" if child.state == "failed" else child.detail  # the last line of all tells why
         line = f"{child.name:10} {role:22} {child.state:11} {age_s:5.1f} s  {detail}"
@@ -134,19 +140,20 @@ async def _stop_whole(supervisor: Supervisor) -> None:
     stopping.result()
 
 
-def run_topology(plan: StartPlan) -> int:
+def run_topology(plan: StartPlan, servers: dict[str, ServerCommand] | None = None) -> int:
     """Serve until Ctrl-C, SIGTERM or SIGHUP; returns the exit status.  What is on another host is
-    waited for without a limit: a gateway, or ranks."""
+    waited for without a limit: a gateway, or ranks.  `servers`: of vLLM, by name."""
+    more = [_spec(plan, name, server=server) for name, server in (servers or {}).items()]
     waits = plan.gateway is None or any(i.ranks_elsewhere for i in plan.instances)
     limit_s = None if waits else START_TIMEOUT_S
-    return _run_supervised(plan, specs_of(plan), limit_s)
+    return _run_supervised(plan, [*specs_of(plan), *more], limit_s)
 
 
 def run_role(plan: StartPlan) -> int:
     """The same with all of the plan in one process, which waits for the others without a limit:
     they may be started in any order."""
     instance = plan.instances[0] if plan.instances else None
-    return _run_supervised(plan, [_spec(plan, instance, plan.gateway)], None)
+    return _run_supervised(plan, [_spec_of(plan, instance, plan.gateway)], None)
 
 
 def _run_supervised(plan: StartPlan, specs: list[ChildSpec], start_timeout_s: float | None) -> int:

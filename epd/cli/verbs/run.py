@@ -13,6 +13,7 @@ from epd.cli.configure import options
 if TYPE_CHECKING:
     from epd.cli.start.plan import StartPlan
     from epd.config import Settings
+    from epd.runtime.child import ServerCommand
 
 DESCRIPTION = """
 Start one process with --role, one process per instance of a topology with --topology, or ranks of
@@ -106,6 +107,12 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         help="with --role encode or a topology such as 1e1p1d: its encoders and a gateway; vLLM "
         "servers compute prompts and answers; prints how to start them (docs/vllm.md)",
     )  # fmt: skip
+    what.add_argument(
+        "--start-vllm", nargs="?", const="", metavar="FLAGS",
+        help="with --for vllm: those servers are started here, by `vllm` of this environment; they "
+        "are restarted and ended as the other processes are. --start-vllm='--max-model-len 4096' "
+        "has further flags of `vllm serve`",
+    )  # fmt: skip
     what.add_argument("--id", dest="instance_id", default="", metavar="NAME", help="with --role")
     what.add_argument(
         "--id-prefix", default="", metavar="NAME",
@@ -169,16 +176,24 @@ def run(args: argparse.Namespace) -> int:
         return 0
     with ExitStack() as held:
         plan = make_plan(args, held)
-        if args.peer:
-            from epd.runtime import lines
-            from epd.vllm.command import serve_commands
-
-            for command in serve_commands(plan, args.topology or "1e"):
-                lines.say(f"for prompts and answers start:\n  {command}")
-            args.role = ""
         from epd.cli.start.supervisor import run_role, run_topology
 
+        if args.peer:
+            return run_topology(plan, _vllm_servers(args, plan))
         return run_role(plan) if args.role else run_topology(plan)
+
+
+def _vllm_servers(args: argparse.Namespace, plan: StartPlan) -> dict[str, ServerCommand]:
+    """Those to start here, by name; else it prints how they are started.  Raises ConfigError."""
+    from epd.runtime import lines
+    from epd.vllm.command import check_startable, in_words, servers_of
+
+    found = servers_of(plan, args.topology or "1e", args.start_vllm or "")
+    if args.start_vllm is None:
+        for server in found.values():
+            lines.say(f"for prompts and answers start:\n  {in_words(server)}")
+        return {}
+    return check_startable(found)
 
 
 def make_plan(args: argparse.Namespace, held: ExitStack) -> StartPlan:
@@ -188,6 +203,8 @@ def make_plan(args: argparse.Namespace, held: ExitStack) -> StartPlan:
     from epd.cli.parser import UsageError
     from epd.cli.start.plan import plan_encoders, plan_rank, plan_role, plan_topology
 
+    if args.start_vllm is not None and not args.peer:
+        raise UsageError("--start-vllm goes with --for vllm")
     if sum(map(bool, (args.role, args.topology, args.rank_of))) != 1:
         raise UsageError(
             "say what to start: either --role, --topology or --rank-of (epd run --help)"

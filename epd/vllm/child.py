@@ -1,0 +1,70 @@
+"""Who keeps a vLLM server: the supervisor keeps this process, by the rule of all its children.
+
+The server is of a process group of its own.  It serves when `/health` does, has time to drain at
+SIGTERM, and nothing of its group is left when this process ends; killed, this process takes it
+along by the kernel's signal.  What the server prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from functools import partial
+
+import aiohttp
+
+from epd.runtime.child import ServerCommand
+from epd.runtime.system import die_with_parent
+from epd.runtime.worker import Ending, Status
+
+LOOK_S = 0.5
+ANSWER_S = 5.0
+STOP_S = 20.0  # it has 10 to drain, and some to end
+STDERR = 2
+
+
+async def keep(server: ServerCommand, ending: Ending, status: Status) -> int:
+    """Until it has ended, or is asked to end; returns the exit status."""
+    status("loading", "")
+    process = await asyncio.create_subprocess_exec(
+        *server.words,
+        env=os.environ | server.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=STDERR,
+        start_new_session=True,
+        preexec_fn=partial(die_with_parent, signal.SIGTERM),
+    )
+    ended = asyncio.ensure_future(process.wait())
+    others = [asyncio.ensure_future(ending.drain.wait()), asyncio.ensure_future(ending.now.wait())]
+    looking = asyncio.ensure_future(_look(server.url, status))
+    try:
+        await asyncio.wait((ended, others[0]), return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            status("draining", "")
+            process.terminate()
+            wanted = ended, others[1]
+            await asyncio.wait(wanted, timeout=STOP_S, return_when=asyncio.FIRST_COMPLETED)
+            return ending.exit_status
+        status("failed", f"vLLM has ended with exit status {ended.result()}: it printed the reason")
+        return 1
+    finally:
+        for task in (looking, *others):
+            task.cancel()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its engine, too
+        await ended
+
+
+async def _look(url: str, status: Status) -> None:
+    timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        while True:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with session.get(f"{url}/health") as answer:
+                    if answer.status == 200:
+                        status("serving", url)
+                        return
+            await asyncio.sleep(LOOK_S)
