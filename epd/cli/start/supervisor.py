@@ -142,9 +142,9 @@ async def _stop_whole(supervisor: Supervisor) -> None:
 
 def run_topology(plan: StartPlan, servers: dict[str, ServerCommand] | None = None) -> int:
     """Serve until Ctrl-C, SIGTERM or SIGHUP; returns the exit status.  What is on another host is
-    waited for without a limit: a gateway, or ranks.  `servers`: of vLLM, by name."""
+    waited for without a limit: a gateway, or ranks; so are `servers` of vLLM (by name)."""
     more = [_spec(plan, name, server=server) for name, server in (servers or {}).items()]
-    waits = plan.gateway is None or any(i.ranks_elsewhere for i in plan.instances)
+    waits = bool(more) or plan.gateway is None or any(i.ranks_elsewhere for i in plan.instances)
     limit_s = None if waits else START_TIMEOUT_S
     return _run_supervised(plan, [*specs_of(plan), *more], limit_s)
 
