@@ -25,18 +25,11 @@ from epd.runtime.claim import Life, claimed
 from epd.runtime.cpus import pin
 from epd.runtime.loading import load_engines
 from epd.runtime.logs import set_up_logging
+from epd.runtime.program import ServerCommand
 from epd.runtime.worker import ALIVE, EXIT_EXPELLED, Ending, Status, serve_instance
 
 if TYPE_CHECKING:
     from epd.groups.processes import RankProcesses
-
-
-class ServerCommand(msgspec.Struct, frozen=True):
-    """A vLLM server: what starts it, and where it answers."""
-
-    words: tuple[str, ...]
-    environment: dict[str, str]  # besides this process's own
-    url: str
 
 
 class ChildSpec(msgspec.Struct, frozen=True):

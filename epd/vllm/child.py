@@ -16,7 +16,7 @@ from functools import partial
 
 import aiohttp
 
-from epd.runtime.child import ServerCommand
+from epd.runtime.program import ServerCommand
 from epd.runtime.system import die_with_parent
 from epd.runtime.worker import Ending, Status
 
@@ -51,8 +51,8 @@ async def keep(server: ServerCommand, ending: Ending, status: Status) -> int:
         status("failed", f"vLLM has ended with exit status {ended.result()}: it printed the reason")
         return 1
     finally:
-        for task in (looking, *others):
-            task.cancel()
+        for waiting in (looking, *others):
+            waiting.cancel()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # its engine, too
         await ended

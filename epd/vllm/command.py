@@ -14,7 +14,7 @@ import msgspec
 from epd.cli.start.plan import StartPlan
 from epd.cli.start.ports import check_free
 from epd.config import ConfigError
-from epd.runtime.child import ServerCommand
+from epd.runtime.program import ServerCommand
 from epd.topology import Roles, name_instances, parse_groups
 
 HOST = "127.0.0.1"

@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 
 from epd.cli.start.ports import any_free
-from epd.runtime.child import ChildSpec, ServerCommand
+from epd.runtime.child import ChildSpec
 from epd.runtime.claim import own_life
+from epd.runtime.program import ServerCommand
 from epd.runtime.supervisor import Child, Supervisor
 from tests.patience import PATIENCE_S
 

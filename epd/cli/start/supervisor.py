@@ -10,7 +10,8 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from epd.cli.boundary import CommandFailed
 from epd.cli.start.leftovers import take_over
@@ -20,9 +21,10 @@ from epd.cli.start.preflight import check_host
 from epd.cli.start.rundir import remove_if_empty
 from epd.config import GatewayConfig, InstanceConfig
 from epd.runtime import lines
-from epd.runtime.child import ChildSpec, ServerCommand
+from epd.runtime.child import ChildSpec
 from epd.runtime.claim import claim_path, own_life
 from epd.runtime.logs import set_up_logging
+from epd.runtime.program import ServerCommand
 from epd.runtime.supervisor import Child, StartFailed, Supervisor
 from epd.runtime.worker import on_hang_up
 
@@ -42,13 +44,18 @@ def _spec_of(
 ) -> ChildSpec:
     owner = instance or gateway
     assert owner is not None
-    return _spec(plan, owner.instance_id, instance=instance, gateway=gateway)
+    spec = _spec(plan, owner.instance_id)
+    return msgspec.structs.replace(spec, instance=instance, gateway=gateway)
 
 
-def _spec(plan: StartPlan, name: str, **what: Any) -> ChildSpec:
-    told: dict[str, Any] = {"log_level": plan.log.level, "log_json": plan.log.as_json}
-    claim = str(claim_path(plan.run_dir, name))
-    return ChildSpec(name, **what, **told, claim=claim, supervisor=own_life())
+def _spec(plan: StartPlan, name: str) -> ChildSpec:
+    return ChildSpec(
+        name,
+        log_level=plan.log.level,
+        log_json=plan.log.as_json,
+        claim=str(claim_path(plan.run_dir, name)),
+        supervisor=own_life(),
+    )
 
 
 class Board:
@@ -143,7 +150,8 @@ async def _stop_whole(supervisor: Supervisor) -> None:
 def run_topology(plan: StartPlan, servers: dict[str, ServerCommand] | None = None) -> int:
     """Serve until Ctrl-C, SIGTERM or SIGHUP; returns the exit status.  What is on another host is
     waited for without a limit: a gateway, or ranks; so are `servers` of vLLM (by name)."""
-    more = [_spec(plan, name, server=server) for name, server in (servers or {}).items()]
+    replace = msgspec.structs.replace
+    more = [replace(_spec(plan, name), server=one) for name, one in (servers or {}).items()]
     waits = bool(more) or plan.gateway is None or any(i.ranks_elsewhere for i in plan.instances)
     limit_s = None if waits else START_TIMEOUT_S
     return _run_supervised(plan, [*specs_of(plan), *more], limit_s)

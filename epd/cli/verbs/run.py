@@ -13,7 +13,7 @@ from epd.cli.configure import options
 if TYPE_CHECKING:
     from epd.cli.start.plan import StartPlan
     from epd.config import Settings
-    from epd.runtime.child import ServerCommand
+    from epd.runtime.program import ServerCommand
 
 DESCRIPTION = """
 Start one process with --role, one process per instance of a topology with --topology, or ranks of
