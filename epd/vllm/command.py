@@ -13,7 +13,8 @@ import msgspec
 
 from epd.cli.start.plan import StartPlan
 from epd.cli.start.ports import check_free
-from epd.config import ConfigError
+from epd.cli.start.rundir import base_dir
+from epd.config import ConfigError, InstanceConfig
 from epd.runtime.program import ServerCommand
 from epd.topology import Roles, name_instances, parse_groups
 
@@ -55,8 +56,7 @@ def _server(
     plan: StartPlan, name: str, roles: Roles, number: int, flags: list[str]
 ) -> ServerCommand:
     (first, *_) = plan.instances
-    is_near = first.gateway_endpoint.startswith("ipc://")
-    run = f"--port {first.port}" if is_near else f"--join {first.gateway_endpoint}"
+    run = _join_flags(plan, first)
     run += f" --id {name}" if name else ""
     environment, behind, port = {}, [], PORT + number
     if roles != PREFILL_AND_DECODE:
@@ -69,6 +69,13 @@ def _server(
     words += ["--dtype", first.engine.dtype, "--structured-outputs-config", GUIDES]
     words += ["--ec-transfer-config", json.dumps(transfer_config(url, run)), *behind, *flags]
     return ServerCommand(tuple(words), environment, url)
+
+
+def _join_flags(plan: StartPlan, first: InstanceConfig) -> str:
+    if not first.gateway_endpoint.startswith("ipc://"):
+        return f"--join {first.gateway_endpoint}"
+    base = Path(plan.run_dir).parent
+    return f"--port {first.port}" + ("" if base == base_dir() else f" --run-dir {base}")
 
 
 def in_words(server: ServerCommand) -> str:
@@ -87,5 +94,6 @@ def check_startable(servers: dict[str, ServerCommand]) -> dict[str, ServerComman
     for name, server in servers.items():
         check_free(HOST, int(server.url.rpartition(":")[2]))
         words = (program, *server.words[1:], "--host", HOST, "--shutdown-timeout", "10")
+        words += ("--disable-uvicorn-access-log",)
         found[name] = msgspec.structs.replace(server, words=words)
     return found

@@ -59,9 +59,8 @@ def test_the_printed_command_joins_the_gateway(tmp_path: Path) -> None:
     words = shlex.split(command)
     assert words[:2] == ["vllm", "serve"] and "--enable-scale-out" in words
     extra = json.loads(words[words.index("--ec-transfer-config") + 1])["ec_connector_extra_config"]
-    assert extra["run"] == "--port 8123"
-    flags = f"{extra['run']} --run-dir {tmp_path}"
-    config = plan(flags, words[2], words[words.index("--dtype") + 1])
+    assert extra["run"] == f"--port 8123 --run-dir {tmp_path}"
+    config = plan(extra["run"], words[2], words[words.index("--dtype") + 1])
     assert found.gateway is not None and config.gateway_endpoint == found.gateway.endpoint
     assert config.roles == ("prefill", "decode")
     assert config.model_dir == found.instances[0].model_dir
@@ -80,8 +79,7 @@ def test_prefill_and_decode_apart_have_a_command_each(tmp_path: Path) -> None:
         port = words[words.index("--port") + 1]
         assert extra["url"].endswith(f":{port}")
         ports |= {port, side}
-        flags = f"{extra['run']} --run-dir {tmp_path}"
-        configs.append(plan(flags, words[2], "bfloat16"))
+        configs.append(plan(extra["run"], words[2], "bfloat16"))
     assert [one.roles for one in configs] == [("prefill",), ("decode",), ("decode",)]
     assert [one.instance_id for one in configs] == ["p0", "d0", "d1"]
     assert len(ports) == 6
