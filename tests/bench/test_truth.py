@@ -22,7 +22,7 @@ from epd_lab.bench.truth import faults
 from epd_lab.bench.truth import rows as rows_of
 from epd_lab.bench.truth.client import PATH, Peer, TruthCell
 from epd_lab.bench.truth.cluster import TruthCluster
-from epd_lab.bench.truth.run import measure, report_of, table_of
+from epd_lab.bench.truth.run import measure, renew, report_of, table_of
 from epd_lab.bench.truth.table import ROWS, NamedRow
 
 Answer = tuple[int, str]
@@ -335,3 +335,17 @@ def test_the_page_has_the_table_that_was_measured() -> None:
     report = json.loads((docs / "bench/truth_cpu.json").read_text())
     assert table_of(report) in (docs / "vllm.md").read_text()
     assert {"machine", "versions", "date"} <= set(report)
+
+
+def test_cells_of_a_later_run_replace_their_own() -> None:
+    def report(text: str, *columns: str) -> dict[str, Any]:
+        cells = {name: [TruthCell(skipped=f"{text} {name}")] * 2 for name in columns}
+        return report_of(ROWS[:2], cells)
+
+    former, later = report("old", "a", "b"), report("new", "b", "c")
+    later["rows"].pop()
+    renew(former, later)
+    cells = [[row[name]["text"] for name in "ab"] for row in former["rows"]]
+    assert cells == [["skipped: old a", "skipped: new b"], ["skipped: old a", "skipped: old b"]]
+    (renewed,) = former["renewed"]
+    assert renewed["rows"] == [ROWS[0].name] and renewed["columns"] == ["b"]

@@ -58,6 +58,18 @@ def report_of(rows: Sequence[NamedRow], columns: dict[str, Cells]) -> Json:
     return {"machine": describe(), "versions": versions, "date": date, "rows": table}
 
 
+def renew(former: Json, report: Json) -> None:
+    """Cells of `report` replace those of the same rows and columns; its date stands beside them."""
+    known = {row["row"]: row for row in cast("list[Json]", former["rows"])}
+    found = cast("list[Json]", report["rows"])
+    columns = [name for name in list(found[0])[3:] if name in known[found[0]["row"]]]
+    for row in found:
+        known[row["row"]] |= {name: row[name] for name in columns}
+    note = {"rows": [row["row"] for row in found], "columns": columns}
+    renewed = cast("list[Json]", former.setdefault("renewed", []))
+    renewed.append(note | {"machine": report["machine"], "date": report["date"]})
+
+
 def table_of(report: Json) -> str:
     """In Markdown."""
     rows = cast("list[dict[str, Any]]", report["rows"])

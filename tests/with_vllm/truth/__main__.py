@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from epd_lab.bench.truth.client import Peer
-from epd_lab.bench.truth.run import Cells, measure, report_of, table_of
+from epd_lab.bench.truth.run import Cells, measure, renew, report_of, table_of
 from epd_lab.bench.truth.table import NamedRow
 from tests.with_vllm.server import model_for_vllm
 from tests.with_vllm.truth.columns import FrontCluster, OurColumn, VllmCluster, our_column
@@ -40,14 +40,21 @@ async def column(name: str, rows: Sequence[NamedRow]) -> Cells:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.with_vllm.truth")
-    parser.add_argument("--rows", default="", metavar="WORDS", help="only those with these words")
+    parser.add_argument(
+        "--rows", action="append", metavar="WORDS", help="only those with one of these words"
+    )
     parser.add_argument("--column", action="append", choices=COLUMNS, help="default: all three")
     parser.add_argument("--save", type=Path, metavar="FILE", help="for the JSON of the table")
+    parser.add_argument("--renew", type=Path, metavar="FILE", help="only these cells of that table")
     args = parser.parse_args()
-    rows = [row for row in all_rows() if args.rows in row.name]
+    rows = [row for row in all_rows() if any(words in row.name for words in args.rows or [""])]
     found = {name: asyncio.run(column(name, rows)) for name in args.column or COLUMNS}
     report = report_of(rows, found)
     print(table_of(report))
+    if args.renew:
+        former = json.loads(args.renew.read_text())
+        renew(former, report)
+        args.renew.write_text(json.dumps(former, indent=1) + "\n")
     if args.save:
         args.save.write_text(json.dumps(report, indent=1) + "\n")
 
