@@ -14,6 +14,7 @@ from epd_lab.sim.workload import Workload
 TWO = Settings(num_gateways=2)
 SLOW = Settings(num_gateways=2, costs=Costs(step_base_s=0.02), num_blocks=256)
 SLOWER = Settings(num_gateways=2, costs=Costs(step_base_s=0.05), num_blocks=512)
+SLOW_TOWER = Settings(num_gateways=2, costs=Costs(encode_base_s=0.8))
 SAME_IMAGES = Workload(40, image_share=1.0, num_images=12, spread_s=0.3)
 LONG = Workload(24, image_share=0.5, num_images=8, max_tokens=128, spread_s=1.0)
 MIXED = Workload(60, image_share=0.6, num_images=8, max_tokens=32, spread_s=6.0)
@@ -40,6 +41,12 @@ GATEWAY_DRILLS: tuple[Drill, ...] = (
             Fault("partition", "d0", point=RETURNS, other="gateway1", duration_s=8.0),
         ),
         may_fail=ITS_OWN, why=WHY, fires=(RETURNS,),
+    ),
+    Drill(
+        "one-of-two-gateways-stands-still", ("F35",), topology="2e2p2d", work=SAME_IMAGES,
+        settings=SLOW_TOWER, faults=(Fault("stall", "gateway1", duration_s=6.0),),
+        fires=(RETURNS,), from_s=1.1, to_s=1.5,
+        mutants=("who_was_forsaken_gets_no_answer",),
     ),
     Drill(
         "cut-off-from-one-of-two-gateways", ("F35", "F44"), topology="2e2p2d", work=MIXED,

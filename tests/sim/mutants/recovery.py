@@ -167,6 +167,18 @@ def who_waits_is_silent_when_inquired_after() -> Planted:
 
 
 @mutant
+def who_was_forsaken_gets_no_answer() -> Planted:
+    """A gateway that stood still asks after what was given up meanwhile, until its last clock."""
+    bury = Requests._bury
+
+    def silently(self: Requests, key: str, *, ended_here: bool = True) -> None:
+        request = self._requests.get(key)
+        bury(self, key, ended_here=ended_here and (request is None or request.decode_here))
+
+    return patched(Requests, "_bury", silently)
+
+
+@mutant
 def prefill_says_the_first_token() -> Planted:
     """F20: so the gateway believes that decode has the request, and does not miss prefill."""
     tell_alive = Requests._tell_alive
