@@ -211,7 +211,7 @@ def _language_adapter(model_dir: Path | str, config: EngineConfig, shard: Shard)
     adapter = adapter_for(_checkpoint(model_dir, config), attention.NAME)
     adapter.has_drafts = config.speculative.has_layer
     if config.speculative.model:
-        adapter.head = _load_head(adapter, config, shard)
+        adapter.head = _load_head(adapter, config, shard.size)
     attention.register()
     _check_step(adapter, config)
     return adapter
@@ -221,19 +221,21 @@ def _adopt(adapter: ModelAdapter, model: Any, shard: Shard, config: EngineConfig
     """Exchange modules of the loaded stack for ours, and let the ranks of a group meet in it.
 
     Gives the bank of adapters, where requests may name some.  Raises ConfigError and ModelError."""
+    bank, parallel = None, None
+    if shard.size > 1:
+        from epd.groups.device.tensor_parallel import TensorParallel
+
+        parallel = TensorParallel(adapter, model, shard)
     if adapter.head is not None:
         model.mtp = adapter.head
+        if parallel is not None:
+            parallel.cut_whole("mtp.")
     for layers in adapter.stacks(model):
         few_rows.exchange(layers)
         if adapter.routing is not None:
             from epd.engine.language import experts
 
             experts.adopt(layers, adapter.routing)
-    bank, parallel = None, None
-    if shard.size > 1:
-        from epd.groups.device.tensor_parallel import TensorParallel
-
-        parallel = TensorParallel(adapter, model, shard)
     if config.lora.enabled:
         from epd.engine.language import lora
 

@@ -71,6 +71,17 @@ class Drafting(Driver):
         return replace(sequence, num_wanted=COUNT, next_id=following)
 
 
+async def same_with_and_without(serving: Drafting, turn: Any, **wishes: Any) -> None:
+    """Each token is drawn with its own number, so not the distribution alone stays: the answer."""
+    plain = Driver(serving.model_dir, None, serving.language)
+    plain.free = serving.free
+    alone, drafted = [await d.request("r", turn, **wishes) for d in (plain, serving)]
+    expected = await plain.run([alone])
+    assert await serving.run([drafted]) == expected
+    assert drafted.num_steps < alone.num_steps
+    serving.release([alone, drafted])
+
+
 def make_drafting(family: str, directory: Path, *, agreeing: bool) -> Path:
     """A checkpoint of this family with `mtp.*`.  `agreeing`: what comes next depends on the last
     token more than on anything, and the layer knows that, so most drafts are right."""

@@ -89,6 +89,11 @@ class TensorParallel:
         each = ((name, self.cut(name, like)) for name, like in self._model.named_parameters())
         return {name: cut for name, cut in each if cut is not None}
 
+    def cut_whole(self, prefix: str) -> None:
+        """Cut what has been loaded whole."""
+        self.drop_added_twice()
+        shrink(self._model, {n: cut for n, cut in self.cuts().items() if n.startswith(prefix)})
+
     def join(self) -> None:
         """Let the ranks meet behind the modules whose results are parts."""
         for name, module in self._model.named_modules():
@@ -172,11 +177,11 @@ def _aligned(size: int, rank: int, count: int) -> range:
 
 
 def shrink(model: nn.Module, cuts: Mapping[str, Cut]) -> None:
-    """Give a model on meta the shapes of what is kept."""
+    """Let these parameters be what is kept of them."""
     for name, cut in cuts.items():
         path, _, kind = name.rpartition(".")
         module = model.get_submodule(path)
-        kept = nn.Parameter(cut.of(getattr(module, kind)), requires_grad=False)
+        kept = nn.Parameter(cut.of(getattr(module, kind)).contiguous(), requires_grad=False)
         setattr(module, kind, kept)
         if isinstance(module, nn.Linear) and kind == "weight":
             module.out_features, module.in_features = kept.shape

@@ -10,8 +10,14 @@ import pytest
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.model_files.checkpoint import ModelError
 from tests.engine.conftest import chat, drawn_image
-from tests.engine.draft_models import COUNT, DRAFTING, Drafting, make_drafting, reference_drafts
-from tests.engine.driver import Driver
+from tests.engine.draft_models import (
+    COUNT,
+    DRAFTING,
+    Drafting,
+    make_drafting,
+    reference_drafts,
+    same_with_and_without,
+)
 from tests.engine.language.test_graphs import Again
 from tests.engine.reference import reference_generate
 from tests.engine.tiny_models import EMBEDDED, make_model
@@ -94,17 +100,10 @@ SAMPLED = {
 
 
 @pytest.mark.parametrize("what", SAMPLED)
-@pytest.mark.parametrize("serving", FORMS[1:2], indirect=True)
+@pytest.mark.parametrize("serving", [f for f in FORMS if f[1]], indirect=True)
 async def test_any_sampling_says_what_it_says_without_drafts(what: str, serving: Drafting) -> None:
-    """Each token is drawn with its own number, so not the distribution alone stays: the answer."""
     wishes = SAMPLED[what] | {"max_tokens": 24, "stop_token_ids": ()}
-    plain = Driver(serving.model_dir, None, serving.language)
-    plain.free = serving.free
-    alone, drafted = [await d.request("r", chat("hello"), **wishes) for d in (plain, serving)]
-    expected = await plain.run([alone])
-    assert await serving.run([drafted]) == expected
-    assert drafted.num_steps < alone.num_steps
-    serving.release([alone, drafted])
+    await same_with_and_without(serving, chat("hello"), **wishes)
 
 
 def test_a_model_without_the_layer_is_refused(tmp_path: Path) -> None:

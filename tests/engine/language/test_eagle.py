@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ import pytest
 from msgspec import structs
 from safetensors.torch import load_file, save_file
 
-from epd.config import ConfigError, SpeculativeConfig
+from epd.config import SpeculativeConfig
 from epd.engine.factory import build_executor, build_language, build_vision
-from epd.engine.sharding import WHOLE
 from epd.model_files.checkpoint import ModelError
 from tests.engine.conftest import chat, drawn_image
-from tests.engine.draft_models import COUNT, DRAFTING, Drafting
+from tests.engine.draft_models import COUNT, DRAFTING, Drafting, same_with_and_without
 from tests.engine.eagle_heads import head_drafts, make_head
 from tests.engine.language.test_graphs import Again
 from tests.engine.reference import reference_generate, reference_inputs
@@ -56,6 +54,9 @@ async def compare(model_dir: Path, directory: Path, told: Any = None, **more: An
     assert 3 <= compared < 12  # some drafts hold
     golden = [reference_generate(model_dir, *case, 14) for case in cases]
     assert [request.output_ids for request in asked] == golden
+    serving.release(asked)
+    wishes = {"temperature": 0.1, "seed": 7, "max_tokens": 14, "stop_token_ids": ()}
+    await same_with_and_without(serving, TURN, **wishes)
 
 
 KINDS = {"qwen3_vl": {}, "llama": {"draft_vocab_size": 272}, "qwen2_5_vl": MROPE}
@@ -92,13 +93,10 @@ def test_what_is_no_head_of_the_model_is_refused(told: Any, said: str, tmp_path:
         serving_of(EMBEDDED, changed)
 
 
-def test_a_vocabulary_a_model_or_a_group_without_a_place_for_it_is_refused(tmp_path: Path) -> None:
+def test_a_vocabulary_or_a_model_without_a_place_for_it_is_refused(tmp_path: Path) -> None:
     head = make_head(tmp_path / "head", EMBEDDED)
     with pytest.raises(ModelError, match="keys and values of one shape, and the model has not"):
         serving_of(make_model("kimi_k25", tmp_path / "model"), head)
-    config = structs.replace(DRAFTING, speculative=SpeculativeConfig("eagle3", 1, model=str(head)))
-    with pytest.raises(ConfigError, match="use one rank"):
-        build_language(EMBEDDED, config, shard=replace(WHOLE, size=2))
     tensors = load_file(head / "model.safetensors")
     save_file(tensors | {"d2t": tensors["d2t"] + 1}, head / "model.safetensors")
     with pytest.raises(ModelError, match="beyond a vocabulary of 272; give one that is"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
@@ -14,7 +15,7 @@ from epd.engine.language import engine as language
 from epd.messages import TokenLogprobs
 from tests.engine.conftest import chat, drawn_image
 from tests.engine.driver import Driver, Request
-from tests.engine.reference import reference_generate
+from tests.engine.reference import reference_generate, reference_inputs, reference_logits
 from tests.engine.test_equality import SLOWEST, cases
 from tests.engine.tiny_models import FAMILIES
 from tests.model_files.test_grammar import JSON
@@ -113,17 +114,59 @@ async def test_any_sampling_is_the_same(what: str, driver: Callable[[str], Drive
             assert [i for i, _ in token.top] == [i for i, _ in expected.top]
 
 
+NUM_DRAWN, TOP, TEMPERATURE = 160, 3, 1.5
+RARE = 26.1  # chi-square of eight degrees of freedom is above it once in a thousand
+
+
+async def chi_square(serving: Driver) -> float:
+    """Of two drawn tokens, the second behind a draft, against the model's own probabilities;
+    frequencies below five are one."""
+    prompt = chat("hello there")
+    ids = reference_inputs(serving.model_dir, prompt, [])["input_ids"][0].tolist()
+
+    def likely(*more: int) -> dict[int, float]:
+        best = reference_logits(serving.model_dir, [*ids, *more]).topk(TOP)
+        chances = (best.values / TEMPERATURE).softmax(0).tolist()
+        return dict(zip(best.indices.tolist(), chances, strict=True))
+
+    firsts = likely()
+    seconds = {token: likely(token) for token in firsts}
+    sampling = {"temperature": TEMPERATURE, "top_k": TOP, "max_tokens": 3, "stop_token_ids": ()}
+    drawn: Counter[tuple[int, int]] = Counter()
+    for start in range(0, NUM_DRAWN, 16):
+        seeds = range(start, start + 16)
+        asked = [await serving.request(f"{i}", prompt, seed=i, **sampling) for i in seeds]
+        for request in asked:
+            request.draft = lambda output: [next(iter(seconds[output[0]]))]
+        drawn.update((a, b) for a, b, _ in await serving.run(asked))
+        serving.release(asked)
+    assert sum(drawn.values()) == NUM_DRAWN
+    expected = {(a, b): NUM_DRAWN * firsts[a] * p for a in firsts for b, p in seconds[a].items()}
+    assert drawn.keys() <= expected.keys()
+    pairs = [(drawn[pair], often) for pair, often in expected.items() if often >= 5]
+    pairs += [(NUM_DRAWN - sum(n for n, _ in pairs), NUM_DRAWN - sum(e for _, e in pairs))]
+    return sum((found - often) ** 2 / often for found, often in pairs)
+
+
+async def test_the_distribution_is_the_models(driver: Callable[[str], Driver]) -> None:
+    """And it would be noticed if it were not."""
+    assert await chi_square(driver("embedded")) < RARE
+    with mock.patch.object(language, "verify", gullible):
+        assert await chi_square(driver("embedded")) > RARE
+
+
+def gullible(
+    drafts: Sequence[int], sample: Callable[[int], TokenLogprobs | StepFailure]
+) -> Outcome:
+    """Takes a draft although the model says another token."""
+    said = verify(drafts, sample)
+    if isinstance(said, tuple) and len(said) <= len(drafts):
+        return (*said[:-1], TokenLogprobs(drafts[len(said) - 1], 0.0))
+    return said
+
+
 async def test_one_too_many_is_noticed(driver: Callable[[str], Driver]) -> None:
-    """The comparison of this file can fail: a draft is taken although the model says another."""
-
-    def gullible(
-        drafts: Sequence[int], sample: Callable[[int], TokenLogprobs | StepFailure]
-    ) -> Outcome:
-        said = verify(drafts, sample)
-        if isinstance(said, tuple) and len(said) <= len(drafts):
-            return (*said[:-1], TokenLogprobs(drafts[len(said) - 1], 0.0))
-        return said
-
+    """The comparison of this file can fail."""
     serving = driver("embedded")
     golden = reference_generate(serving.model_dir, chat("hello there"), [], NEW_TOKENS)
     request = await serving.request("r", chat("hello there"), max_tokens=NEW_TOKENS)

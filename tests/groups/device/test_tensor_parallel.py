@@ -19,9 +19,10 @@ from epd.shares import most, owners
 from tests.engine.adapters import make_adapter
 from tests.engine.conftest import chat, drawn_image
 from tests.engine.draft_models import make_drafting
+from tests.engine.eagle_heads import make_head
 from tests.engine.language.test_lora import KINDS, merged
 from tests.engine.language.test_speculation import HARD
-from tests.engine.reference import reference_generate, reference_logits
+from tests.engine.reference import reference_generate, reference_inputs, reference_logits
 from tests.engine.tiny_models import EMBEDDED, make_model
 from tests.groups.device import ranks_cases
 from tests.groups.device.draft_cases import drafted
@@ -122,6 +123,18 @@ def test_ranks_draft_by_the_models_layer(name: str, ranks: Ranks, tmp_path: Path
     assert alone[0][0] == expected
     found = ranks.run(2, drafted, directory, cases(name))
     assert found == alone * 2
+
+
+def test_ranks_draft_by_a_head(ranks: Ranks, tmp_path: Path) -> None:
+    """A layer of it is cut as the model's: nine heads over three of keys, unevenly."""
+    more = {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3}
+    directory = make_model("llama", tmp_path / "model", more)
+    expected = golden(directory, "llama")
+    known = reference_inputs(directory, *cases("llama")[0])["input_ids"][0].tolist() + expected[0]
+    head = str(make_head(tmp_path / "head", directory, [known]))
+    alone = ranks.run(1, drafted, directory, cases("llama"), head)
+    assert alone[0][0] == expected and any(alone[0][1]["0"])
+    assert ranks.run(2, drafted, directory, cases("llama"), head) == alone * 2
 
 
 @pytest.mark.parametrize("victim", [0, 1])

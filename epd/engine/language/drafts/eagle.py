@@ -6,6 +6,7 @@ It drafts as the checkpoint's own layer would (`layer`).  In place of the last h
 what a low, a middle and a high layer have read.  Each step leaves that side by side in one place
 (`FusedDecoder.watch`), and `fc` makes a hidden state of it.  Its attention reads the norm of that
 behind the embedding's.  Its vocabulary is a part of the model's: `d2t` is added to its tokens.
+Ranks share its layer as they do the model's; each has all of its head.
 
 Source: EAGLE-3, https://arxiv.org/abs/2503.01840; layout of published heads (`midlayer.*`).
 """
@@ -19,7 +20,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from epd.config import ConfigError, EngineConfig
+from epd.config import EngineConfig
 from epd.engine.adapter import ModelAdapter
 from epd.engine.language.decoder import FusedDecoder
 from epd.engine.language.drafts.layer import DraftLayer
@@ -28,7 +29,6 @@ from epd.engine.language.graphs import LARGE_STEP
 from epd.engine.language.kv_pool import KvPool
 from epd.engine.language.mixers import PagedAttention, Step, plain_norm
 from epd.engine.language.products import Foreign
-from epd.engine.sharding import Shard
 from epd.engine.weights.loading import DTYPES, parameters_on_meta
 from epd.model_files.checkpoint import ModelError, read_config, read_header, weight_files
 from epd.model_files.model_directory import some
@@ -59,13 +59,11 @@ class Head(nn.Module):
         self.rotary_emb = theirs.LlamaRotaryEmbedding(config) if has_own else None
 
 
-def load_head(adapter: ModelAdapter, engine_config: EngineConfig, shard: Shard) -> Head:
-    """Raises ModelError where it is not one for the model, and ConfigError for several ranks."""
+def load_head(adapter: ModelAdapter, engine_config: EngineConfig, num_ranks: int) -> Head:
+    """Whole.  Raises ModelError where it is not one for the model, or for so many ranks."""
     from safetensors.torch import load_file
     from transformers import LlamaConfig
 
-    if shard.size > 1:
-        raise ConfigError("ranks do not share an EAGLE-3 head; use one rank, or the method ngram")
     dtype, dummy = DTYPES[engine_config.dtype], engine_config.load_format == "dummy"
     directory = Path(engine_config.speculative.model).expanduser()
     told, rows, text = read_config(directory), adapter.paged_rows(), adapter.text_config
@@ -76,6 +74,8 @@ def load_head(adapter: ModelAdapter, engine_config: EngineConfig, shard: Shard) 
     watched = told.get(_IDS) or [1 + layer for layer in behind]
     shape = {"hidden_size": text.hidden_size, "vocab_size": vocabulary, "head_dim": rows.head_dim}
     shape |= {"num_key_value_heads": rows.num_heads, "norm_before_residual": False}
+    if num_ranks > 1:
+        shape |= {"num_attention_heads": text.num_attention_heads}
     given = [(name, getattr(config, name, needed), needed) for name, needed in shape.items()]
     wrong = [f"{name} is {has}, not {needed}" for name, has, needed in given if has != needed]
     if len({*watched} & {*range(layers)}) < len(watched):
