@@ -49,6 +49,7 @@ _tower_bank = later("epd.engine.vision.lora:bank_of")
 _load_head = later("epd.engine.language.drafts.eagle:load_head")
 _of_checkpoint = later("epd.engine.language.drafts.layer:DraftLayer")
 _of_head = later("epd.engine.language.drafts.eagle:EagleLayer")
+_parallel = later("epd.groups.device.tensor_parallel:TensorParallel")
 MAX_CAPTURED_PATCHES = 8192  # of a run of the tower
 Loaded = tuple[ModelAdapter, Any, Forward]  # of a language stage: weights, and what runs them
 SWITCH_INTERVAL_S = 0.0005  # a launch must not wait 5 ms for the loop's turn to end
@@ -221,11 +222,7 @@ def _adopt(adapter: ModelAdapter, model: Any, shard: Shard, config: EngineConfig
     """Exchange modules of the loaded stack for ours, and let the ranks of a group meet in it.
 
     Gives the bank of adapters, where requests may name some.  Raises ConfigError and ModelError."""
-    bank, parallel = None, None
-    if shard.size > 1:
-        from epd.groups.device.tensor_parallel import TensorParallel
-
-        parallel = TensorParallel(adapter, model, shard)
+    bank, parallel = None, _parallel(adapter, model, shard) if shard.size > 1 else None
     if adapter.head is not None:
         model.mtp = adapter.head
         if parallel is not None:
