@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import shutil
@@ -22,6 +23,7 @@ HOST = "127.0.0.1"
 PORT = 8100  # of the first server; the gateway has 8000
 SIDE_PORT = 5600  # likewise, where another one asks it for its KV
 GUIDES = '{"backend": "guidance"}'  # by llguidance, as here
+LEASES = 1.5  # how much longer a lease is than the longest wait for a token
 PREFILL_AND_DECODE: Roles = ("prefill", "decode")
 
 
@@ -35,9 +37,15 @@ def transfer_config(url: str, flags: str) -> dict[str, object]:
     }
 
 
-def kv_transfer_config(device: str) -> dict[str, object]:
-    """What `--kv-transfer-config` takes where prefill and decode are servers apart."""
+def kv_transfer_config(device: str, token_timeout_s: float) -> dict[str, object]:
+    """What `--kv-transfer-config` takes where prefill and decode are servers apart.
+
+    A server reads KV by its ticket even when the lease at the other one is over, and the blocks are
+    another prompt's.  So a lease outlives every stream that waits for its next token: its client
+    has an error then, whatever is read."""
+    lease = {"kv_lease_duration": math.ceil(LEASES * token_timeout_s)}
     config: dict[str, object] = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+    config["kv_connector_extra_config"] = lease
     return config | ({"kv_buffer_device": "cpu"} if device == "cpu" else {})
 
 
@@ -61,7 +69,7 @@ def _server(
     environment, behind, port = {}, [], PORT + number
     if roles != PREFILL_AND_DECODE:
         run += f" --role {'+'.join(roles)}"
-        config = kv_transfer_config(first.engine.device)
+        config = kv_transfer_config(first.engine.device, first.timing.token_timeout_s)
         environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(SIDE_PORT + number)
         behind = ["--kv-transfer-config", json.dumps(config)]
     url = f"http://127.0.0.1:{port}"

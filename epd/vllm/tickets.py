@@ -8,7 +8,8 @@ prompt, and reads the blocks.  So what a room here moves from prefill to decode 
 place of KV.  Every rule of a room holds for it: offer, grant, commit with a checksum, cancel.
 
 A ticket is made by a server and read by a server; clients have no say in it.  One that is not used
-costs the prefill server its blocks until their lease ends there.
+costs the prefill server its blocks until their lease ends there.  No stream waits as long as that
+for a token (`command.py`), so nothing is read that has become another prompt's.
 
 Prefill samples the first token, and so does the server that decodes.  They must agree; if they do
 not, the attempt fails, and the next one goes on behind the token that the client has.

@@ -14,6 +14,7 @@ import psutil
 
 from epd.cli.configure.model_check import bundled_model
 from epd.cli.start.ports import any_free
+from epd.config import Timing
 from epd.vllm.command import GUIDES, kv_transfer_config, transfer_config
 from epd_lab.bench.chaos.process import Command, wait_for
 
@@ -21,6 +22,7 @@ START_S = 600.0  # alone about 30 s
 SITE = Path(__file__).parent / "cpu"
 ROOT = SITE.parent.parent.parent
 DTYPE = "bfloat16"
+TIMING = Timing()
 
 
 def model_for_vllm(directory: Path) -> Path:
@@ -54,7 +56,10 @@ class VllmServer(Command):
         if num_ranks > 1:
             arguments += ("--tensor-parallel-size", str(num_ranks))
         if moves_kv:
-            arguments += ("--kv-transfer-config", json.dumps(kv_transfer_config("cpu")))
+            arguments += (
+                "--kv-transfer-config",
+                json.dumps(kv_transfer_config("cpu", TIMING.token_timeout_s)),
+            )
         super().__init__(*arguments)
 
     def environment(self, program: tuple[str, ...]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from epd_lab.bench.chaos.process import ClusterFailed, Command, wait_for
 from epd_lab.bench.truth.cluster import Skipped, TruthCluster
 from epd_lab.bench.truth.ours import DTYPE, OurCluster
 from epd_lab.bench.truth.run import TOPOLOGY
-from tests.with_vllm.server import START_S, VllmServer
+from tests.with_vllm.server import START_S, TIMING, VllmServer
 from tests.with_vllm.truth.files import LEFT, RowFiles, leave_rows
 from tests.with_vllm.truth.proxy import ExampleProxy
 
@@ -126,7 +126,7 @@ class FrontCluster(OurColumn):
         flags = f"--join {self._endpoint} --id {name} --run-dir {run_dir}"
         flags += f" --role {role}" if role else ""
         config = transfer_config(f"http://127.0.0.1:{port}", flags)
-        kv = kv_transfer_config("cpu") if role else None
+        kv = kv_transfer_config("cpu", TIMING.token_timeout_s) if role else None
         assert self.model is not None
         return TruthServer(self.model, ec=config, kv=kv, port=port)
 
@@ -170,7 +170,8 @@ class VllmCluster(TruthCluster):
 
     def _make(self, name: str) -> TruthServer:
         if name in {"p", "d"}:
-            return TruthServer(self._model, kv=kv_transfer_config("cpu"))
+            kv = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+            return TruthServer(self._model, kv=kv)
         role = "ec_producer" if name in self.roles["encode"] else "ec_consumer"
         store = {"shared_storage_path": str(self.files.directory)}
         ec = {"ec_connector": "ECExampleConnector", "ec_role": role}
