@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PLAIN = ("F32", "BF16", "F16", "F64")
+_FACTORS = ".kv_b_proj."  # of latents: multiplied as matrices, so they are wide
 _FORMATS: dict[str, Bits] = {  # of compressed-tensors
     "float-quantized": EIGHT_BITS,
     "naive-quantized": EIGHT_BITS,
@@ -126,7 +127,7 @@ def settle(
     may_widen: bool,
 ) -> None:
     """Log the memory of whole weights by their format, as stored and as they become.  Raises
-    ModelError where some would become wide, and may not."""
+    ModelError where some would become wide, and may not; factors of latents always do."""
     word = str(dtype).removeprefix("torch.")
     for names, is_kept in ((kept, True), (widened, False)):
         each: dict[str, list[str]] = {}
@@ -134,10 +135,12 @@ def settle(
             if (bits := _bits_of(checkpoint, name)) is not None:
                 each.setdefault(bits.name, []).append(name)
         for kind, found in each.items():
+            refused = [] if is_kept or may_widen else [n for n in found if _FACTORS not in n]
+            found = refused or found
             narrow = sizes(checkpoint, found)[kind] / 2**30
             shapes = [shape_of(checkpoint, name) for name in found]
             wide = sum(map(math.prod, shapes)) * dtype.itemsize / 2**30
-            if not is_kept and not may_widen:
+            if refused:
                 raise ModelError(
                     f"{checkpoint.directory}: {len(found)} weights in {kind} ({found[0]}) cannot "
                     f"stay so here: in {word} they would take {wide:.3f} GiB, not {narrow:.3f}; "

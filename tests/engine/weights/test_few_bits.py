@@ -104,7 +104,7 @@ async def test_all_that_layers_only_call_is_kept(
     """Products that some families have beside the usual ones; logits are those of wide weights."""
     way, settings = EIGHT["channels"]
     directory = stored(model_dir(family), tmp_path / "m", lambda n, w: {n: w}, settings)
-    names = "|".join(CALLED)
+    names = "|".join((*CALLED, "kv_b_proj"))  # which may become wide
     named = re.compile(rf"language_model\.(model\.)?\w+\.\d+\.(\w+\.)?({names})\.weight$")
 
     def change(tensors: dict[str, torch.Tensor]) -> None:
