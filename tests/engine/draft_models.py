@@ -82,11 +82,11 @@ async def same_with_and_without(serving: Drafting, turn: Any, **wishes: Any) -> 
     serving.release([alone, drafted])
 
 
-def make_drafting(family: str, directory: Path, *, agreeing: bool) -> Path:
+def make_drafting(family: str, directory: Path, *, agreeing: bool, **text: Any) -> Path:
     """A checkpoint of this family with `mtp.*`.  `agreeing`: what comes next depends on the last
     token more than on anything, and the layer knows that, so most drafts are right."""
     behind = PREFIXES.get(family, "")
-    make_model(family, directory, {"num_nextn_predict_layers": 1} if behind else None)
+    make_model(family, directory, text | ({"num_nextn_predict_layers": 1} if behind else {}))
     path = directory / "model.safetensors"
     tensors = load_file(path)
     with torch.random.fork_rng(devices=[]):

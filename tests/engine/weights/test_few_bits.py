@@ -20,6 +20,7 @@ from epd.config import EngineConfig
 from epd.engine.adapter import adapter_for
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.engine.kernels.packed import Packed
+from epd.engine.language.experts import PackedExperts
 from epd.engine.sharding import WHOLE, Collectives, Shard
 from epd.engine.weights import dummies
 from epd.engine.weights.loading import load_stage
@@ -123,20 +124,28 @@ async def test_all_that_layers_only_call_is_kept(
     assert float((found[1] - found[0]).norm() / found[1].norm()) < 1e-4
 
 
-async def test_a_layer_of_drafts_keeps_them(tmp_path: Path) -> None:
-    way, settings = EIGHT["channels"]
-    plain = make_drafting("qwen3_5", tmp_path / "a", agreeing=False)
+@pytest.mark.parametrize("family", ["qwen3_5", "deepseek_v3"])
+async def test_a_layer_of_drafts_keeps_them(family: str, tmp_path: Path) -> None:
+    """Of DeepSeek-V3 all but the factors of latents, in blocks, experts too: as it is published."""
+    is_latent = family == "deepseek_v3"
+    way, settings = EIGHT["blocks" if is_latent else "channels"]
+    text = {"moe_intermediate_size": 2 * BLOCK[0]} if is_latent else {}
+    plain = make_drafting(family, tmp_path / "a", agreeing=False, **text)
     directory = stored(plain, tmp_path / "m", way, settings)
+    begin = "model.layers." if is_latent else "mtp.layers"
 
     def change(tensors: dict[str, torch.Tensor]) -> None:
-        for name in [n for n in tensors if n.startswith("mtp.layers") and "proj." in n]:
-            tensors.update(way(name, tensors[name]))
+        for name in [n for n in tensors if n.startswith(begin) and "_proj" in n]:
+            if "eh_proj" not in name:
+                tensors.update(way(name, tensors[name]))
 
     edit_weights(directory, change)
     language = build_language(directory, DRAFTING, build_executor(DRAFTING))
     held = [n for n, module in language.model.named_modules() if is_packed(module)]
     assert len([name for name in held if name.startswith("mtp.")]) == 7
-    assert len([name for name in held if "language_model" in name]) > 7
+    assert len([name for name in held if name.startswith("model.")]) > 7
+    mixtures = [m for m in language.model.modules() if isinstance(m, PackedExperts)]
+    assert len(mixtures) == (3 if is_latent else 0)
 
 
 def is_packed(module: torch.nn.Module) -> bool:
