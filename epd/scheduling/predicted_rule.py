@@ -8,7 +8,9 @@ them: between two steps of decodes the device works for a quantum at most.  From
 when something more would be done (`_Forecast.done_s`).
 
 - **Prefill**: where the prompt, less its cached part, and its answer would be done first: with its
-  rows' hops, and the best place to decode it from there.
+  rows' hops, and the best place to decode it from there.  What another holds of it and this one
+  would compute again is also taken from those who come until the queues are empty: under load a
+  prefix is worth more than the time of its own request.
 - **Encode**, image by image, those before it counted: until its prompt can go on, with the hop of
   its rows, plus what it takes from all others (`delay_s`).  Encoded elsewhere, an image saves its
   own prompt the time of the tower at most, for at prefill it waits for those before it anyway.  So
@@ -137,13 +139,18 @@ class PredictedRule:
         return min([*served, MANY_SERVED])
 
     def prefill(self, prefills: Sequence[Candidate], decodes: Sequence[Candidate]) -> Candidate:
+        held = self._asked.held
+        most = max(held.get(c.instance_id, 0.0) for c in prefills)
+
         def completion_s(prefill: Candidate) -> float:
             forecast = self._forecasts[prefill.instance_id]
-            left = 1.0 - self._asked.held.get(prefill.instance_id, 0.0)
-            prompt_s = forecast.costs.token_s * self._asked.num_tokens * left
+            share = held.get(prefill.instance_id, 0.0)
+            whole_s = forecast.costs.token_s * self._asked.num_tokens
+            prompt_s = whole_s * (1.0 - share)
             rows_s = sum(self._rows_s(image, prefill) for image in self._asked.images)
             answer_s = min(self._answer_s(prefill, decode) for decode in decodes)
-            return forecast.done_s(forecast.work_s + prompt_s) + rows_s + answer_s
+            others_s = whole_s * (most - share) * self._num_to_come
+            return forecast.done_s(forecast.work_s + prompt_s) + others_s + rows_s + answer_s
 
         return min(prefills, key=lambda c: (completion_s(c), *busyness(c)))
 

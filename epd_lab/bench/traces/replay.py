@@ -15,12 +15,13 @@ from typing import Any, TypeVar
 
 from epd_lab.bench.servers.figures import Slo, figures, percentile
 from epd_lab.bench.servers.openai_load import Answerer, Sample, connected
-from epd_lab.bench.servers.serve import ServeProgress
+from epd_lab.bench.servers.serve import ServeProgress, Target
 from epd_lab.bench.traces.form import BLOCK_TOKENS, Trace, TraceRequest
 from epd_lab.bench.workload import Wording, chat_body, image_url
 
 T = TypeVar("T")
 AHEAD = 64
+TIMEOUT_S = 600.0  # of a request
 SEED_STEP = 1 << 40  # between the numbers of pictures of two seeds
 MOST_NUMBER = 1 << 63
 
@@ -49,10 +50,10 @@ async def replay(
     return list(await asyncio.gather(*tasks))
 
 
-async def against(url: str, name: str, trace: Trace, seed: int, timeout_s: float) -> list[Sample]:
-    """A server that runs; another seed has other texts and pictures.  Raises ServerError."""
+async def against(target: Target, name: str, trace: Trace, seed: int) -> list[Sample]:
+    """A server; another seed has other texts and pictures.  Raises ServerError."""
     progress = ServeProgress(name, len(trace))
-    async with connected(url, timeout_s) as server:
+    async with target.up() as url, connected(url, TIMEOUT_S) as server:
         wording = await server.wording()
         return await replay(server, trace, _bodies(trace, wording, seed), progress.done)
 

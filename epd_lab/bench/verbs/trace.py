@@ -8,9 +8,10 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from epd.cli.configure import options
 from epd.cli.parser import UsageError
 from epd_lab.bench.traces.shapes import DRAWN
-from epd_lab.bench.verbs.serve import SLO, slo_of
+from epd_lab.bench.verbs.serve import SLO, slo_of, target_of
 
 if TYPE_CHECKING:
     from epd_lab.bench.traces.form import TraceRequest
@@ -32,7 +33,9 @@ def add_to(kinds: Any) -> None:
     parser = kinds.add_parser("trace", help="a day as it was", description=DESCRIPTION)
     parser.add_argument("trace", metavar="TRACE", help="file, directory or shape")
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--url", metavar="URL", help="of an OpenAI server; a key is in EPD_API_KEY")
+    where.add_argument(
+        "--url", metavar="SERVER", help="URL, several with commas, or a topology that is started"
+    )
     where.add_argument("--sim", metavar="TOPOLOGY", help="simulate it")
     where.add_argument("--write", type=Path, metavar="FILE", help="only write the trace")
     parser.add_argument(
@@ -52,16 +55,15 @@ def add_to(kinds: Any) -> None:
     )
     parser.add_argument("--costs", type=Path, metavar="FILE", help="of --sim: as epd plan")
     parser.add_argument(
-        "--set", dest="assignments", action="append", default=[], metavar="KEY=VALUE",
-        help="of --sim: a setting of the cluster; may be repeated",
-    )  # fmt: skip
-    parser.add_argument(
         "--parts", type=int, default=1, metavar="N",
         help="of --sim: at a time, each behind 20 s of requests that do not count; where no queue "
         "grows and little is repeated the figures are those of one",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the JSON there, too")
+    options.add_place_flags(parser)
+    options.add_model_flags(parser)
+    options.add_config_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -85,7 +87,8 @@ def run(args: argparse.Namespace) -> int:
         samples, server = _simulated(args, trace), args.sim
     else:
         server = args.url
-        samples = uvloop.run(replay.against(args.url, args.trace, trace, args.seed, 600.0))
+        target = target_of(args, args.url)
+        samples = uvloop.run(replay.against(target, args.trace, trace, args.seed))
     p50, p99, most = replay.lateness_ms(trace, samples)
     rows = replay.rows(args.trace, server, trace, samples, slos)
     found = {
@@ -127,10 +130,10 @@ def _simulated(args: argparse.Namespace, trace: list[TraceRequest]) -> Any:
     from epd.topology import parse_topology
     from epd_lab.bench.workload import Workload
     from epd_lab.plan import costs, traced
-    from epd_lab.plan.run import ForecastPlan, gpu_settings
+    from epd_lab.plan.run import ForecastPlan
 
     parse_topology(args.sim)
     known = costs.read(args.costs or costs.BUNDLED)
-    settings = gpu_settings(args.assignments)
-    plan = ForecastPlan(known, args.sim, Workload("trace", ()), settings)
+    vars(args)["engine.device"] = "cuda"
+    plan = ForecastPlan(known, args.sim, Workload("trace", ()), options.settings_of(args))
     return traced.forecast(plan, trace, args.parts)
