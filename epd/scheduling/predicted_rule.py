@@ -9,8 +9,8 @@ when something more would be done (`_Forecast.done_s`).
 
 - **Prefill**: where the prompt, less its cached part, and its answer would be done first: with its
   rows' hops, and the best place to decode it from there.  What another holds of it and this one
-  would compute again is also taken from those who come until the queues are empty: under load a
-  prefix is worth more than the time of its own request.
+  would compute again is also taken from those who come until the queues are empty.  So under load
+  a prefix is worth more than the time of its own request.
 - **Encode**, image by image, those before it counted: until its prompt can go on, with the hop of
   its rows, plus what it takes from all others (`delay_s`).  Encoded elsewhere, an image saves its
   own prompt the time of the tower at most, for at prefill it waits for those before it anyway.  So

@@ -153,15 +153,7 @@ def test_a_prompt_goes_where_the_rows_of_its_images_are() -> None:
     assert chosen([*map(instance, ("ep0", "ep1", "d0"))], pictures(1))[1] == "ep0"
 
 
-# --- prefixes, costs that are not known -----------------------------------------------------------
-
-
-def test_a_prefix_is_worth_what_it_saves() -> None:
-    asked = replace(pictures(0), num_tokens=10_000, held={"p1": 0.9})
-    for num_tokens, expected in ((8_900, "p1"), (9_100, "p0")):
-        waits = Backlog(num_tokens=num_tokens, num_ready=num_tokens)
-        pool = [instance("p0"), instance("p1", waits), instance("d0")]
-        assert chosen(pool, asked)[1] == expected
+# --- costs that are not known ---------------------------------------------------------------------
 
 
 def test_what_is_not_measured_costs_as_elsewhere() -> None:

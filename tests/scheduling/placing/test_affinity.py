@@ -13,13 +13,20 @@ from epd.scheduling.predicted_rule import MANY_SERVED
 from tests.scheduling.test_predicted_rule import GPU, chosen, instance, pictures
 
 PROMPT = replace(pictures(0), num_tokens=10_000)
-SHARE = 0.9
 
 
 def waits(num_tokens: int, num_served: int) -> Backlog:
     return Backlog(
         num_tokens=num_tokens, num_ready=num_tokens, num_prompts=1, num_served=num_served
     )
+
+
+def test_a_prefix_is_worth_what_it_saves() -> None:
+    asked = replace(pictures(0), num_tokens=10_000, held={"p1": 0.9})
+    for num_tokens, expected in ((8_900, "p1"), (9_100, "p0")):
+        waits = Backlog(num_tokens=num_tokens, num_ready=num_tokens)
+        pool = [instance("p0"), instance("p1", waits), instance("d0")]
+        assert chosen(pool, asked)[1] == expected
 
 
 @given(st.integers(0, 200), st.floats(0.05, 0.95), st.floats(0.05, 0.95))
