@@ -34,6 +34,7 @@ from epd.config import ConfigError, EngineConfig
 
 BUNDLED = Path(__file__).parent / "h200_qwen3_vl_4b.json"
 
+NEAR = 0.15  # of a measured goodput
 _TEXT = (
     "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
     "num_experts moe_intermediate_size"
@@ -104,11 +105,12 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __str__(self) -> str:
         off = sorted(abs(error) for _, _, error in self.errors)
-        right, all_ = self.ordered
+        (right, all_), near = self.ordered, sum(error < NEAR for error in off)
         return (
-            f"{self.report}, {self.date}: goodput of {len(off)} pairs of workload and topology off "
-            f"by {off[len(off) // 2]:.0%} (median) and {off[-1]:.0%} (at most); the better of two "
-            f"topologies named for {right} of {all_} workloads"
+            f"{self.report}, {self.date}: goodput of {near} of {len(off)} pairs of workload and "
+            f"topology within {NEAR:.0%}, off by {off[len(off) // 2]:.0%} (median) and "
+            f"{off[-1]:.0%} (at most); the better of two topologies named for {right} of {all_} "
+            "workloads"
         )
 
 

@@ -8,6 +8,7 @@ engines take their times from a cost file, and bytes move at its rate.  Users se
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -236,6 +237,7 @@ def simulate(
     plan: ForecastPlan, seed: int, asked: Callable[[_Users, Callable[[], float]], Awaitable[T]]
 ) -> tuple[T, dict[str, float]]:
     """What users get who ask by virtual time, and the share of it that each device was busy."""
+    gc.collect()  # the world of the run before, which was alive at its end
     hop = plan.costs.hop(plan.transport)
     data = DataConditions(
         latency_s=hop.latency_ms / 1e3,

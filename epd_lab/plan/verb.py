@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from epd_lab.bench.traces.form import Trace
     from epd_lab.bench.workload import Workload
     from epd_lab.plan.costs import Costs
-    from epd_lab.plan.search import Outcome, PlanWish
+    from epd_lab.plan.search import Outcome, PlanWish, Runner
 
 SLO = "ttft=1s,itl=50ms"
 DESCRIPTION = f"""
@@ -81,6 +81,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Raises UsageError, ConfigError and ModelError."""
+    path, known = _known(args)
+    with ProcessPoolExecutor(args.jobs or None) as pool:
+        return _compare(args, path, known, pool) if args.measured else _plan(args, known, pool)
+
+
+def best(args: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
+    """Topology and settings of the first alone, for `epd run --auto`.  Raises as `run`."""
+    _, known = _known(args)
+    with ProcessPoolExecutor(args.jobs or None) as pool:
+        _, order, _ = _searched(args, known, pool)
+    return order[0].candidate.topology, order[0].candidate.changes
+
+
+def _known(args: argparse.Namespace) -> tuple[Path, Costs]:
+    """The cost file, which holds for what is asked."""
     from epd_lab.bench.machine import gpus
     from epd_lab.plan import costs, limits
     from epd_lab.plan.run import gpu_settings
@@ -95,15 +110,13 @@ def run(args: argparse.Namespace) -> int:
     known.hop(args.transport)
     if args.model:
         limits.check_model(known, args.model, gpu_settings(args.assignments))
-    with ProcessPoolExecutor(args.jobs or None) as pool:
-        if args.measured:
-            return _compare(args, path, known, pool)
-        return _plan(args, known, pool)
+    return path, known
 
 
-def _plan(args: argparse.Namespace, known: Costs, pool: ProcessPoolExecutor) -> int:
+def _searched(
+    args: argparse.Namespace, known: Costs, pool: ProcessPoolExecutor
+) -> tuple[PlanWish, list[Outcome], Runner]:
     from epd.topology import parse_topology
-    from epd_lab.bench import plots
     from epd_lab.plan import limits, search, topologies
 
     load, trace = _load(args)
@@ -117,7 +130,14 @@ def _plan(args: argparse.Namespace, known: Costs, pool: ProcessPoolExecutor) -> 
     def runner(candidates: Sequence[search.PlanCandidate]) -> list[Outcome]:
         return list(pool.map(partial(search.outcome, wish), candidates))
 
-    order = search.search(wish, names, search.stage_s(known, requests), runner)
+    return wish, search.search(wish, names, search.stage_s(known, requests), runner), runner
+
+
+def _plan(args: argparse.Namespace, known: Costs, pool: ProcessPoolExecutor) -> int:
+    from epd_lab.bench import plots
+    from epd_lab.plan import search
+
+    wish, order, runner = _searched(args, known, pool)
     shown = order[: search.NUM_SHOWN]
     changes = [[], *search.what_changes(wish, shown, runner)]
     title = f"predicted, not measured: {known.model.name} on {known.device}"

@@ -55,8 +55,8 @@ def test_version(capsys: Captured) -> None:
     [
         (["dmo"], "unknown verb 'dmo'; did you mean demo?"),
         (["--verson"], "unknown flag '--verson'"),
-        (["run"], "either --role, --topology or --rank-of"),
-        (["run", "--role", "all", "--topology", "1epd"], "either --role, --topology or --rank-of"),
+        (["run"], "--role, --topology, --rank-of or --auto"),
+        (["run", "--role", "all", "--topology", "1epd"], "--role, --topology, --rank-of or --auto"),
         (["run", "--topolgy", "1epd"], "unknown flag --topolgy; did you mean --topology?"),
         (["run", "--topology"], "--topology: expected one argument"),
         (["run", "--topology", "1epd", "more"], "unexpected argument 'more'"),

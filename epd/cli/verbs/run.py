@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from epd.runtime.program import ServerCommand
 
 DESCRIPTION = """
-Start one process with --role, one process per instance of a topology with --topology, or ranks of
-an instance of another host with --rank-of.
+Start one process with --role, one process per instance of a topology with --topology, ranks of an
+instance of another host with --rank-of, or with --auto the topology that epd plan finds for a load.
 
 A topology counts instances and names their roles: 2e1pd is two encoders and one instance of
 prefill and decode; 1e1p1d has a process for each stage; 2epd are two replicas that do everything.
@@ -92,11 +92,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_what(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_argument_group("what to start (one of the three)")
+    what = parser.add_argument_group("what to start (one of the four)")
     what.add_argument(
         "--role", metavar="ROLES", help="gateway, all, or some of encode+prefill+decode"
     )
     what.add_argument("--topology", metavar="TOPOLOGY", help="such as 1e1p1d, 1e1pd, 2epd")
+    what.add_argument(
+        "--auto", default="", metavar="LOAD",
+        help="the topology and settings that epd plan finds for this load, on the GPUs of --device "
+        "or all of this host; what it cannot plan is refused before anything starts",
+    )  # fmt: skip
+    what.add_argument("--slo", default="", metavar="BOUNDS", help="of --auto, as in epd plan")
     what.add_argument(
         "--rank-of", metavar="NAME",
         help="ranks of instance NAME, whose leader is on another host (--ranks-elsewhere); one for "
@@ -169,6 +175,8 @@ def _add_rest(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.new_key:
         return _new_key(args.new_key)
+    if args.auto or args.slo:
+        _choose(args)
     if args.show_config:
         from epd.cli.configure.settings import shown
 
@@ -196,6 +204,39 @@ def _vllm_servers(args: argparse.Namespace, plan: StartPlan) -> dict[str, Server
     return check_startable(found)
 
 
+def _choose(args: argparse.Namespace) -> None:
+    """The topology of --auto, its devices and its settings.  Raises ConfigError, ModelError and
+    UsageError."""
+    from epd.cli.configure.settings import leaves
+    from epd.cli.main import module_of, parser_of
+    from epd.cli.parser import UsageError
+    from epd.runtime import lines
+    from epd.runtime.cuda_driver import NoCuda, device_sizes
+
+    given = vars(args)
+    if not args.auto:
+        raise UsageError("--slo bounds what --auto plans: add --auto LOAD")
+    if args.role or args.topology or args.rank_of:
+        raise UsageError("--auto finds the topology: leave out --role, --topology and --rank-of")
+    if not given.get("model_dir"):
+        raise UsageError("--auto plans for a model on GPUs: add --model")
+    device = given.get("engine.device")
+    try:
+        devices = device.split(",") if device else [f"cuda:{n}" for n in range(len(device_sizes()))]
+    except NoCuda as error:
+        raise UsageError(f"--auto plans for GPUs: {error}") from None
+    own = {key: value for key, value in given.items() if key in leaves() and value is not None}
+    flags = ["--load", args.auto, "--gpus", str(len(devices)), "--model", args.model_dir]
+    flags += ["--slo", args.slo] if args.slo else []
+    for text in (*args.assignments, *(f"{key}={own[key]}" for key in own if key[:7] == "engine.")):
+        flags += [] if text.startswith("engine.device=") else ["--set", text]
+    lines.say(f"epd plan {' '.join(flags)}")
+    args.topology, settings = module_of("plan").best(parser_of("plan").parse(flags))
+    given["engine.device"] = ",".join(devices)
+    args.assignments = [*args.assignments, *settings]
+    lines.say(f"{args.topology} {' '.join(settings)}".rstrip())
+
+
 def make_plan(args: argparse.Namespace, held: ExitStack) -> StartPlan:
     """What to start; everything that can be refused without starting is refused here.
 
@@ -207,7 +248,7 @@ def make_plan(args: argparse.Namespace, held: ExitStack) -> StartPlan:
         raise UsageError("--start-vllm goes with --for vllm")
     if sum(map(bool, (args.role, args.topology, args.rank_of))) != 1:
         raise UsageError(
-            "say what to start: either --role, --topology or --rank-of (epd run --help)"
+            "say what to start: --role, --topology, --rank-of or --auto (epd run --help)"
         )
     if not 0 < args.ranks_port < 65536:
         raise UsageError(f"--ranks-port {args.ranks_port}: a port is 1 to 65535")
