@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from epd.cli.parser import UsageError
+from epd.cli.parser import Parser, UsageError
 from epd_lab.bench.verbs.serve import slo_of
 
 if TYPE_CHECKING:
@@ -86,8 +86,11 @@ def run(args: argparse.Namespace) -> int:
         return _compare(args, path, known, pool) if args.measured else _plan(args, known, pool)
 
 
-def best(args: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
+def best(flags: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """Topology and settings of the first alone, for `epd run --auto`.  Raises as `run`."""
+    parser = Parser("epd plan", DESCRIPTION, EXAMPLES)
+    add_arguments(parser)
+    args = parser.parse(flags)
     _, known = _known(args)
     with ProcessPoolExecutor(args.jobs or None) as pool:
         _, order, _ = _searched(args, known, pool)

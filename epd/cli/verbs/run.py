@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 from contextlib import ExitStack
 from pathlib import Path
@@ -208,7 +209,6 @@ def _choose(args: argparse.Namespace) -> None:
     """The topology of --auto, its devices and its settings.  Raises ConfigError, ModelError and
     UsageError."""
     from epd.cli.configure.settings import leaves
-    from epd.cli.main import module_of, parser_of
     from epd.cli.parser import UsageError
     from epd.runtime import lines
     from epd.runtime.cuda_driver import NoCuda, device_sizes
@@ -231,7 +231,15 @@ def _choose(args: argparse.Namespace) -> None:
     for text in (*args.assignments, *(f"{key}={own[key]}" for key in own if key[:7] == "engine.")):
         flags += [] if text.startswith("engine.device=") else ["--set", text]
     lines.say(f"epd plan {' '.join(flags)}")
-    args.topology, settings = module_of("plan").best(parser_of("plan").parse(flags))
+    try:
+        planner = importlib.import_module("epd_lab.plan.verb")
+    except ModuleNotFoundError as error:
+        if error.name != "epd_lab":
+            raise
+        raise UsageError(
+            "--auto asks the laboratory, which is not here: pip install epd-lab"
+        ) from None
+    args.topology, settings = planner.best(flags)
     given["engine.device"] = ",".join(devices)
     args.assignments = [*args.assignments, *settings]
     lines.say(f"{args.topology} {' '.join(settings)}".rstrip())
