@@ -18,14 +18,14 @@ FIXED = [flag for knob in KNOBS[1:] for flag in ("--set", knob)]  # so that few 
 
 
 def test_the_first_of_the_plan_is_started(
-    capfd: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     model = shape.write(tmp_path / "4b", tiny.CHECKPOINT, "4b")
     asked = ["--model", str(model), "--device", "cuda:0,cuda:1", "--slo", "ttft=1s,itl=50ms"]
     assert main([*AUTO, *asked, *FIXED]) == 0
-    told = capfd.readouterr()
-    assert "\n2epd\n" in told.err + told.out, "replicas, for so little"
-    shown = msgspec.json.decode(told.out[told.out.index("{") :])
+    told = capsys.readouterr()
+    assert told.err.splitlines()[-1] == "2epd", "replicas, for so little"
+    shown = msgspec.json.decode(told.out)
     assert shown["engine"]["device"] == "cuda:0,cuda:1"
     assert shown["engine"]["max_quantum_ms"] == 20
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -210,7 +211,6 @@ def _choose(args: argparse.Namespace) -> None:
     UsageError."""
     from epd.cli.configure.settings import leaves
     from epd.cli.parser import UsageError
-    from epd.runtime import lines
     from epd.runtime.cuda_driver import NoCuda, device_sizes
 
     given = vars(args)
@@ -230,7 +230,7 @@ def _choose(args: argparse.Namespace) -> None:
     flags += ["--slo", args.slo] if args.slo else []
     for text in (*args.assignments, *(f"{key}={own[key]}" for key in own if key[:7] == "engine.")):
         flags += [] if text.startswith("engine.device=") else ["--set", text]
-    lines.say(f"epd plan {' '.join(flags)}")
+    print(f"epd plan {' '.join(flags)}", file=sys.stderr, flush=True)
     try:
         planner = importlib.import_module("epd_lab.plan.verb")
     except ModuleNotFoundError as error:
@@ -242,7 +242,7 @@ def _choose(args: argparse.Namespace) -> None:
     args.topology, settings = planner.best(flags)
     given["engine.device"] = ",".join(devices)
     args.assignments = [*args.assignments, *settings]
-    lines.say(f"{args.topology} {' '.join(settings)}".rstrip())
+    print(f"{args.topology} {' '.join(settings)}".rstrip(), file=sys.stderr, flush=True)
 
 
 def make_plan(args: argparse.Namespace, held: ExitStack) -> StartPlan:
