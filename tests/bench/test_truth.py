@@ -282,6 +282,23 @@ async def test_streams_of_a_killed_server_are_compared_to_their_ends(
         assert cell.counts.keys() <= {"cut: no end", "502"}
 
 
+async def test_streams_that_fail_without_a_kill_judge_nothing() -> None:
+    """What is right is not known then: seen as WRONG where a machine was slow."""
+    cluster = OneProcess()
+    seen: list[int] = []
+
+    async def behave(parts: list[dict[str, Any]], question: str) -> Answer:
+        seen.append(1)
+        return (200, WORDS) if len(seen) < faults.STREAMS else (502, "away")
+
+    try:
+        async with peer_that(behave, cluster) as peer:
+            (cell,) = await measure(peer, [row_named("kill -9 of D amid streams")])
+        assert "without a kill" in cell.skipped and "away" in cell.skipped and cluster.lives
+    finally:
+        cluster.close()
+
+
 async def test_what_was_not_started_here_is_skipped() -> None:
     rows = [row for row in ROWS if "kill" in row.name]
     async with peer_that(Oracle()) as peer:
