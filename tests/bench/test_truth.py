@@ -245,7 +245,7 @@ def one() -> Iterator[OneProcess]:
 async def test_an_encoder_is_killed_under_load(
     one: OneProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(faults, "KILL_S", 0.6)
+    monkeypatch.setattr(faults, "KILL_S", 2.0)
     behave: Behave = lambda parts, text: (200, METER) if one.lives else (502, "")  # noqa: E731
     async with peer_that(behave, one) as peer:
         cell = await row_named("kill -9 of one of two encoders").ask(peer)
