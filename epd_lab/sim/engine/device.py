@@ -147,6 +147,8 @@ class SimDevice:
 
     async def rest(self) -> bool:
         """Whether it has passed all that was launched until now, in time."""
+        if self.dead:
+            return False
         passed = self.run(0.0, 0.0, lambda: True, call="rest")
         await asyncio.wait((passed,), timeout=REST_TIMEOUT_S)
         return passed.done() and passed.exception() is None
