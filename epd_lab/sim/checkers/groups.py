@@ -58,7 +58,7 @@ class Groups(Checker, Watch):
         if any(machine.failed.values()) and (device.lost or device.dead):
             self.violate(f"{process.name}: others waited for a rank whose device is lost")
         for member in self.context.cluster.groups.at[process.name].members.values():
-            still_s = self.world.loop.now_s - member.process.stalled_s
+            still_s = self.world.loop.now_s - max(member.process.stalled_s, process.resumed_s)
             if member.process.stalled and still_s > silence_s(self._timing) + BEATS * self._beat_s:
                 self.violate(f"{process.name} waited for {member.process.name}, which stood still")
 
