@@ -22,7 +22,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from types import CoroutineType
-from typing import ClassVar, Generic, Never, TypeVar
+from typing import Any, ClassVar, Generic, Never, TypeVar
 
 from epd.dropped import DropLog
 from epd.engine.base import DeviceLost
@@ -88,7 +88,7 @@ class Actor(BehindGateways):
         self.hands = Hands()
         self.progress = InstanceProgress(ports.clock.now_s)
         self.timers = Timers(ports.clock, self.mailbox)
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[str, tuple[asyncio.Task[None], Work[Any]]] = {}
         self._runs: asyncio.Task[None] | None = None
         self._serial = 0
         self.on_device_lost: Callable[[str], None] = lambda reason: None
@@ -198,7 +198,7 @@ class Actor(BehindGateways):
         key = f"{name}#{self._serial}"
         task = self.ports.start_task(self._supervise(key, name, work, then), key)
         if not task.done():  # as one may be that had nothing to wait for
-            self._tasks[key] = task
+            self._tasks[key] = task, work
 
     async def _supervise(self, key: str, name: str, work: Work[T], then: Then[T] | None) -> None:
         try:
@@ -223,10 +223,13 @@ class Actor(BehindGateways):
         self.closing = True
         self.timers.close()
         self.mailbox.close()
-        tasks = [*self._tasks.values(), *([self._runs] if self._runs is not None else [])]
+        begun = [*self._tasks.values()]
+        tasks = [*(task for task, _ in begun), *([self._runs] if self._runs is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for _, work in begun:
+            work.close()  # where its task was cancelled before it began
         await self.bus.close()
 
     # --- peers ------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
+import inspect
 import sys
 import weakref
 from types import SimpleNamespace
@@ -106,6 +107,19 @@ def machine(*effects: Do, terminal: bool = False, raises: Exception | None = Non
 
 def received(message: Message) -> Received:
     return Received("b", 1, message, ())
+
+
+async def test_work_that_never_began_is_closed_with_its_actor() -> None:
+    port, seen = Port(), list[str]()
+    port.start_task = lambda work, name: asyncio.get_running_loop().create_task(work, name=name)
+
+    async def work() -> None:
+        seen.append("began")
+
+    port.actor.spawn("work", begun := work())
+    assert inspect.getcoroutinestate(begun) == inspect.CORO_CREATED
+    await port.actor.close()
+    assert inspect.getcoroutinestate(begun) == inspect.CORO_CLOSED and not seen
 
 
 def test_a_message_has_one_role() -> None:
