@@ -22,7 +22,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from types import CoroutineType
-from typing import Any, ClassVar, Generic, Never, TypeVar
+from typing import ClassVar, Generic, Never, TypeVar
 
 from epd.dropped import DropLog
 from epd.engine.base import DeviceLost
@@ -88,7 +88,7 @@ class Actor(BehindGateways):
         self.hands = Hands()
         self.progress = InstanceProgress(ports.clock.now_s)
         self.timers = Timers(ports.clock, self.mailbox)
-        self._tasks: dict[str, tuple[asyncio.Task[None], Work[Any]]] = {}
+        self._tasks: dict[str, tuple[asyncio.Task[None], Work[object]]] = {}
         self._runs: asyncio.Task[None] | None = None
         self._serial = 0
         self.on_device_lost: Callable[[str], None] = lambda reason: None
