@@ -184,15 +184,15 @@ def users_of(num_gpus: int) -> int:
     return max(1, num_gpus // 2)
 
 
-def crowded(stream: Stream, users: int) -> Stream:
-    """The same with so many times as many who ask at a time."""
+def crowded(stream: Stream, times: float) -> Stream:
+    """The same with so many times as many who ask at a time, at least one."""
     match stream.arrival:
         case Closed(concurrency):
-            arrival: Arrival = Closed(concurrency * users)
+            arrival: Arrival = Closed(max(1, round(concurrency * times)))
         case Poisson(per_s):
-            arrival = Poisson(per_s * users)
+            arrival = Poisson(per_s * times)
         case Bursts(size, every_s):
-            arrival = Bursts(size * users, every_s)
+            arrival = Bursts(max(1, round(size * times)), every_s)
     return replace(stream, arrival=arrival)
 
 

@@ -23,7 +23,7 @@ from epd.topology import ROLES, parse_topology
 from epd_lab.bench.servers.figures import Figures, Slo, figures, percentile
 from epd_lab.bench.servers.openai_load import Sample
 from epd_lab.bench.traces.form import Trace, at_rate
-from epd_lab.bench.workload import Bursts, Closed, Poisson, Stream, Workload
+from epd_lab.bench.workload import Workload, crowded
 from epd_lab.plan.costs import Costs
 from epd_lab.plan.run import ForecastPlan, gpu_settings, samples_of
 from epd_lab.plan.topologies import promising
@@ -113,18 +113,8 @@ def outcome(wish: PlanWish, candidate: PlanCandidate) -> Outcome:
 
 def scaled(workload: Workload, by: float) -> Workload:
     """So many times the load, for as long."""
-    return replace(workload, streams=tuple(_scaled(stream, by) for stream in workload.streams))
-
-
-def _scaled(stream: Stream, by: float) -> Stream:
-    match stream.arrival:
-        case Closed(concurrency):
-            arrival: Closed | Poisson | Bursts = Closed(max(1, round(concurrency * by)))
-        case Poisson(per_s):
-            arrival = Poisson(per_s * by)
-        case Bursts(size, every_s):
-            arrival = Bursts(max(1, round(size * by)), every_s)
-    return replace(stream, arrival=arrival, count=max(1, round(stream.count * by)))
+    streams = [replace(crowded(s, by), count=max(1, round(s.count * by))) for s in workload.streams]
+    return replace(workload, streams=tuple(streams))
 
 
 def stage_s(costs: Costs, requests: Sequence[tuple[int, int, Sequence[int]]]) -> dict[str, float]:

@@ -25,7 +25,7 @@ from epd.scheduling.placement import Candidate, Image, Needs
 from epd_lab.bench.servers.figures import Slo, figures
 from epd_lab.bench.traces import form
 from epd_lab.bench.traces.form import BLOCK_TOKENS, Picture, Trace, TraceRequest
-from epd_lab.bench.traces.shapes import until
+from epd_lab.bench.traces.shapes import repeats, until
 from epd_lab.bench.workload import FULL_HD, Workload
 from epd_lab.plan.costs import BUNDLED, read
 from epd_lab.plan.run import ForecastPlan, gpu_settings
@@ -76,13 +76,10 @@ class Case(NamedTuple):
 
 
 def trace_of(case: Case) -> Trace:
-    draw, known = random.Random(f"{case.kind} {case.share} {case.per_s}"), 0
-    found = []
+    draw, found = random.Random(f"{case.kind} {case.share} {case.per_s}"), []
     rate = case.per_s * case.instances
-    for at_s in until(case.for_s, lambda: draw.expovariate(rate)):
-        is_new = not known or draw.random() >= case.share
-        known += is_new
-        number = known - 1 if is_new else draw.randrange(known)
+    arrivals = until(case.for_s, lambda: draw.expovariate(rate))
+    for at_s, number in zip(arrivals, repeats(draw, case.share), strict=False):
         if case.kind == "prefix":
             blocks = tuple(range(number * BLOCKS, (number + 1) * BLOCKS))
             found.append(TraceRequest(at_s, BLOCKS * BLOCK_TOKENS + 256, ANSWER, blocks=blocks))

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
@@ -17,6 +17,7 @@ from epd.runtime.child import ChildSpec
 from epd.runtime.claim import own_life
 from epd.runtime.program import ServerCommand
 from epd.runtime.supervisor import Child, Supervisor
+from tests.api.wire import until
 from tests.patience import PATIENCE_S
 
 PROGRAM = """
@@ -63,12 +64,6 @@ class Kept:
                     if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
                         found.add(pid)
         return found
-
-
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -36,6 +37,7 @@ from epd.vllm.requests import ServerRequests
 from epd.vllm.server import EngineServer, ServerChoice, objection_to, refusal, sampling_of
 from epd.vllm.shelf import Shelf
 from epd.vllm.tickets import WithoutKv
+from tests.api import wire
 from tests.vllm.fake_server import FakeServer, fake_server
 
 CONTRACT = RowContract(hidden=4, row_width=4, num_deepstack=0, dtype="float32", row_nbytes=16)
@@ -43,10 +45,7 @@ ROLES = ("prefill", "decode")
 PATIENCE_S = 20.0
 
 
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not holds():
-            await asyncio.sleep(0.001)
+until = partial(wire.until, timeout_s=PATIENCE_S)
 
 
 async def answer_of(

@@ -225,10 +225,11 @@ def _choose(args: argparse.Namespace) -> None:
         devices = device.split(",") if device else [f"cuda:{n}" for n in range(len(device_sizes()))]
     except NoCuda as error:
         raise UsageError(f"--auto plans for GPUs: {error}") from None
-    own = {key: value for key, value in given.items() if key in leaves() and value is not None}
+    names = [name for name in leaves() if name.startswith("engine.")]
+    own = [f"{name}={given[name]}" for name in names if given.get(name) is not None]
     flags = ["--load", args.auto, "--gpus", str(len(devices)), "--model", args.model_dir]
     flags += ["--slo", args.slo] if args.slo else []
-    for text in (*args.assignments, *(f"{key}={own[key]}" for key in own if key[:7] == "engine.")):
+    for text in (*args.assignments, *own):
         flags += [] if text.startswith("engine.device=") else ["--set", text]
     print(f"epd plan {' '.join(flags)}", file=sys.stderr, flush=True)
     try:

@@ -54,8 +54,8 @@ class Askers:
             return refusal
         consumer, adapter = received.message.consumer, received.message.adapter
         if consumer is not None and self._actor.is_lost(consumer):
-            gone = Failure(FailureKind.BUSY, "the prefill instance was lost")
-            return gone.of(consumer.instance_id)
+            gone = "the prefill instance was lost"
+            return Failure(FailureKind.BUSY, gone, consumer.instance_id)
         if len(received.payloads) != 1:
             return Failure(FailureKind.BUSY, "the request came without its image")
         return adapter_objection(tower, adapter) if tower is not None else None

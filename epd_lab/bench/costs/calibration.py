@@ -1,6 +1,6 @@
 """`epd bench calibrate`: a card, measured in a minute, as the cost file of one model.
 
-Steps that no cost was made of (`CHECKS`) are timed last, and the file has them.  Costs of a service
+Steps that no cost was made of (`CHECKS`) are timed, too, and the file has them.  Costs of a service
 and not of steps (the gateway's part, gaps, hops of one GPU) are taken over from the bundled file.
 The sources name these, and what was left out for time.
 """

@@ -50,6 +50,17 @@ def until(for_s: float, gap_s: Callable[[], float]) -> Iterator[float]:
         at_s += gap_s()
 
 
+def repeats(draw: random.Random, share: float) -> Iterator[int]:
+    """Numbers of what is sent: a new one, or for this share one that was sent before; for ever."""
+    known = 0
+    while True:
+        if not known or draw.random() >= share:
+            known += 1
+            yield known - 1
+        else:
+            yield draw.randrange(known)
+
+
 def _burstgpt(draw: random.Random, per_s: float, for_s: float) -> Iterator[TraceRequest]:
     lengths = range(1, MOST_TOKENS + 1)
     weights = [length**-ZIPF_EXPONENT for length in lengths]
@@ -62,11 +73,9 @@ def _burstgpt(draw: random.Random, per_s: float, for_s: float) -> Iterator[Trace
 def _prefixes(
     draw: random.Random, per_s: float, for_s: float, share: float
 ) -> Iterator[TraceRequest]:
-    known = 0
-    for at_s in until(for_s, lambda: draw.expovariate(per_s)):
-        known += (is_new := not known or draw.random() >= share)
-        first = PREFIX_BLOCKS * (known - 1 if is_new else draw.randrange(known))
-        blocks = tuple(range(first, first + PREFIX_BLOCKS))
+    arrivals = until(for_s, lambda: draw.expovariate(per_s))
+    for at_s, number in zip(arrivals, repeats(draw, share), strict=False):
+        blocks = tuple(range(number * PREFIX_BLOCKS, (number + 1) * PREFIX_BLOCKS))
         yield TraceRequest(at_s, (PREFIX_BLOCKS + 1) * BLOCK_TOKENS, 64, blocks=blocks)
 
 

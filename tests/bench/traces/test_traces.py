@@ -139,7 +139,6 @@ async def test_requests_are_sent_when_they_are_due_whatever_the_server_does() ->
     assert 0.0 <= p50 <= most < 100.0
 
 
-@pytest.mark.long
 async def test_a_server_gets_a_trace_and_the_client_is_not_late(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
