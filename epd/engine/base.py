@@ -220,6 +220,7 @@ class StepSequence:
     num_drafts: int = 0  # the last of `token_ids` are drafts: each is sampled behind, too
     num_wanted: int = 0  # drafts to be made for the step behind it, where the model has a layer
     next_id: int = -1  # the token behind the chunk, where that is known
+    is_followed: bool = True  # by that layer, if any of the step is: it has rows of these tokens
     scoring: Scoring | None = None  # of a prompt's chunk
     copies: Sequence[tuple[int, int]] = ()  # blocks, from and to, before anything of the step runs
     adapter: str = ""  # digest of the adapter that changes the model for it; empty: none

@@ -155,6 +155,9 @@ class FusedForward:
         made, self._made = self._made, None
         if self.draft_layer is None or made is None:
             return None
+        if not any(s.is_followed for s in batch):
+            self.draft_layer.leave_out(made.flat, self.pool)
+            return None
         pairs = [(s, self._flat(s, -1)) for s in batch]
         return self.draft_layer.propose(made, pairs, tokens, held, self.pool)
 

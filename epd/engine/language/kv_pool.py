@@ -223,6 +223,14 @@ class KvPool:
         for block in blocks:
             self.memory[block].zero_()
 
+    def blank(self, layer: int, slots: torch.Tensor) -> None:
+        """Zeros as rows of a layer; slots int32 `[T]`, -1: none, but the first is one."""
+        at = torch.where(slots < 0, slots[:1], slots).long()
+        places = at // self.layout.block_size, at % self.layout.block_size
+        for part in self._parts(layer):
+            numbers = part.numbers.view(torch.uint8)
+            numbers.index_put_(places, numbers.new_zeros(()))
+
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Whole blocks, from and to; none is both."""
         if pairs:

@@ -41,6 +41,7 @@ class Record:
     lookup: PromptLookup | None = None  # None: it has not speculated
     drafts: Sequence[int] = ()  # for its next step, or of the step under way
     proposed: tuple[int, Sequence[int]] = 0, ()  # by the model, behind so many tokens
+    is_followed: bool = True  # from its beginning here, by the layer that drafts
     num_accepted: int = 0  # of its drafts, since tokens were sent last
     num_rejected: int = 0
     num_sent: int = 0  # of its output tokens

@@ -144,7 +144,7 @@ class Requests(Attempts):
             self.totals["prefix_cache_queried_tokens"] += request.num_tokens
             self.totals["prefix_cache_hit_tokens"] += num_cached
             record = self._records[request.key]
-            record.num_published, record.unproven = 0, []
+            record.num_published, record.unproven, record.is_followed = 0, [], True
             record.states = [found, *kept.values()]
             if reserves:
                 num_held = len(held) if self._rows.windowed else self._rows.count(num_cached)
@@ -198,7 +198,9 @@ class Requests(Attempts):
         return could
 
     def sequence(self, request: Request, count: int, *, decoding: bool) -> StepSequence:
-        record, wanted = self._records[request.key], self._speculation.wanted(request)
+        record = self._records[request.key]
+        record.is_followed &= self._speculation.is_kept
+        wanted = self._speculation.wanted(request, record)
         drafts = record.drafts[: count - 1] if decoding else ()
         return sequence_of(request, record, count - len(drafts), drafts, wanted)
 

@@ -43,6 +43,7 @@ class Speculation:
         self._now_s = now_s
         self._worth: DraftWorth | None = None  # until somebody may draft
         self._pays = True  # in the next step
+        self.is_kept = True  # what drafts need of the next step, where a layer makes them
         self._num_said = 0  # tokens since it was measured last
         self._since_s = math.inf
         self._config = config
@@ -62,7 +63,8 @@ class Speculation:
         if not self.is_on:
             return []
         self._worth = self._worth or _worth()
-        self._measure(self._worth, batch.num_running)
+        lacking = sum(not self._records[request.key].is_followed for request in batch.decoding)
+        self._measure(self._worth, batch.num_running, lacking)
         has_room, waiting = batch.has_spare_places, []
         for request in batch.decoding:
             batch.at_hand = request
@@ -77,7 +79,7 @@ class Speculation:
         """
         if request.num_left < 0:  # its drafts are under way
             return False
-        if not self._pays:
+        if not (self._pays and record.is_followed):
             record.drafts = ()
             return False
         if self._config.has_layer:
@@ -97,7 +99,7 @@ class Speculation:
         """A request that decodes has got so many tokens."""
         self._num_said += count
 
-    def _measure(self, worth: DraftWorth, num_running: int) -> None:
+    def _measure(self, worth: DraftWorth, num_running: int, num_lacking: int) -> None:
         """From one planned step to the next: the tokens of the time between."""
         now_s = self._now_s()
         if self._num_said or not num_running:
@@ -105,11 +107,13 @@ class Speculation:
                 worth.observe(num_running, self._num_said, now_s - self._since_s)
             self._num_said, self._since_s = 0, now_s if num_running else math.inf
         self._since_s = min(self._since_s, now_s)
-        self._pays = worth.pays(num_running)
+        self._pays = worth.pays(num_running, num_running - num_lacking)
+        self.is_kept = self._pays or worth.is_kept or not self._config.has_layer
 
-    def wanted(self, request: Request) -> int:
+    def wanted(self, request: Request, record: Record) -> int:
         """Drafts that its next step is to make, for the one behind it."""
-        if not self._config.has_layer or not (request.decode_here and self._pays):
+        drafts = self._config.has_layer and self._pays and record.is_followed
+        if not (drafts and request.decode_here):
             return 0
         left = int(request.sampling.max_tokens) - request.num_emitted - len(request.output)
         return max(0, min(self._config.num_speculative_tokens, left - 2))
@@ -118,7 +122,7 @@ class Speculation:
         """Those that came with its last token are its drafts; True: they are under way."""
         behind, drafts = record.proposed
         record.drafts = () if behind != request.num_tokens or request.num_coming else drafts
-        return bool(request.num_coming and self.wanted(request))
+        return bool(request.num_coming and self.wanted(request, record))
 
     def verified(self, record: Record, count: int, said: Sequence[TokenLogprobs]) -> None:
         """A step has computed the first `count` drafts, and sampled the tokens `said`."""

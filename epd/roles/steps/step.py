@@ -43,6 +43,7 @@ def sequence_of(
         output_ids=record.said_of(request) if looks_back else (),
         num_drafts=len(drafts),
         num_wanted=num_wanted,
+        is_followed=record.is_followed,
         next_id=request.tokens(stop, stop + 1)[0] if stop < request.num_tokens else -1,
         scoring=scoring_of(request, start, stop),
         copies=_copies(request, start),

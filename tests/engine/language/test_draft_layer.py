@@ -3,10 +3,13 @@ an answer."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from epd.engine.base import StepSequence
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.model_files.checkpoint import ModelError
 from tests.engine.conftest import chat, drawn_image
@@ -91,6 +94,35 @@ async def test_captured_steps_are_the_same(serving: Drafting) -> None:
         assert again.replays - before >= 2 * steps, "each of them, and what follows it"
         serving.release(asked)
     forward.graphs = serving.language.forward.draft_layer.graphs = None  # type: ignore[attr-defined]
+
+
+@every_form
+async def test_steps_that_leave_the_layer_out_write_zeros_in_place_of_its_rows(
+    serving: Drafting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a former tenant left there; and what they say is the same."""
+    language, wishing = serving.language, serving._wishing
+    pool, num_layers = language.pool, language.kv_layout.num_layers
+    golden = reference_generate(serving.model_dir, chat("hello there"), [], 14)
+    asked = await serving.request("r", chat("hello there"), max_tokens=14)
+    parts = pool._parts(num_layers - 1)
+    for part in parts:
+        part.numbers.fill_(9.0)
+
+    def unfollowed(*asks: Any) -> StepSequence:
+        return replace(wishing(*asks), is_followed=False, num_wanted=0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(serving, "_wishing", unfollowed)
+        assert await serving.run([asked], 16) == [golden]
+    assert not any(serving.made["r"])
+    table = asked.blocks[language.kv_layout.num_state_blocks :]
+    places = [(table[at // 16], at % 16) for at in range(asked.computed)]
+    for part in parts:
+        assert not any(part.numbers[block, slot].any() for block, slot in places)
+        held = part.numbers.flatten(2).any(-1)
+        assert held.sum() == held.numel() - len(places), "no other row was touched"
+    serving.release([asked])
 
 
 SAMPLED = {

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from epd.config import EngineConfig, SpeculativeConfig
+from epd.engine.base import StepSequence
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.roles.compose import Engines
 from epd.tiny import CHECKPOINT
@@ -93,6 +98,39 @@ async def test_drafts_change_no_token(
     drafted = total(cluster, "spec_decode_num_draft_tokens")
     accepted = total(cluster, "spec_decode_num_accepted_tokens")
     assert 0.3 * drafted < accepted < drafted, (accepted, drafted)
+
+
+async def test_the_layer_is_left_out_while_nobody_drafts(
+    shared: dict[str, Any], asked: list[Question], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What began meanwhile has no drafts to its end, when others have some again."""
+    now = {"drafts": True}
+    worth: Any = SimpleNamespace(
+        pays=lambda num_decoding, num_followed: now["drafts"],
+        observe=lambda *turn: now.update(drafts=not now["drafts"]) if next(turns) % 8 else None,
+        is_kept=False,
+    )
+    turns = itertools.count()
+    monkeypatch.setattr("epd.roles.steps.speculation._worth", lambda: worth)
+    cluster = cluster_of(shared, "1epd")
+    requests = cluster.instances["epd0"].requests
+    assert requests is not None
+    step, seen, lost = requests.engine.step, Counter[bool](), set[str]()
+
+    def watch(batch: Sequence[StepSequence], on_layers: Any = None) -> Any:
+        for sequence in batch:
+            seen[sequence.is_followed] += 1
+            assert sequence.is_followed or not (sequence.num_drafts or sequence.num_wanted)
+            assert sequence.is_followed <= (sequence.request_id not in lost)
+        lost.update(s.request_id for s in batch if not s.is_followed)
+        return step(batch, on_layers)
+
+    requests.engine.step = watch  # type: ignore[method-assign]
+    async with cluster.running():
+        for _ in range(2):
+            await ask_all(cluster.gateway, asked)
+        await cluster.settle()
+    assert seen[True] and seen[False]
 
 
 async def test_a_decode_that_drafts_nothing_takes_what_a_prefill_with_drafts_sends(

@@ -7,7 +7,16 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epd.scheduling.drafting.worth import FIRST, MOST, TRIAL, UNCOUNTED, DraftWorth
+from epd.scheduling.drafting.worth import (
+    FIRST,
+    LINGER,
+    MOST,
+    MOST_TURNS,
+    SHARE,
+    UNCOUNTED,
+    WAITS,
+    DraftWorth,
+)  # fmt: skip
 
 PLAIN_S = 0.01
 
@@ -22,7 +31,7 @@ class Instance:
 
     def turn(self, factor: float, accepted: float, stalls: float = 0.0) -> bool:
         """`factor`: of a drafted step's time; `accepted`: drafts of each sequence that hold."""
-        drafts = self.worth.pays(self.num_decoding)
+        drafts = self.worth.pays(self.num_decoding, self.num_decoding)
         held = self.random.random() * 2 * accepted if drafts else 0.0
         tokens = round(self.num_decoding * (1 + held))
         elapsed_s = PLAIN_S * (factor if drafts else 1.0)
@@ -79,11 +88,62 @@ def test_a_change_of_texts_is_seen(pays_first: bool, seed: int) -> None:
 def test_loads_are_apart() -> None:
     """Many sequences may have none while one has some."""
     worth = DraftWorth()
-    for _ in range(10 * (FIRST + TRIAL + UNCOUNTED)):
+    for _ in range(10 * (FIRST + MOST_TURNS + UNCOUNTED)):
         for count, factor in ((1, 1.1), (64, 4.0)):
             for _ in range(2 * UNCOUNTED):
-                drafts = worth.pays(count)
+                drafts = worth.pays(count, count)
                 tokens, took = (2 * count, factor) if drafts else (count, 1.0)
                 worth.observe(count, tokens, took)
-    assert worth.pays(1)
-    assert not worth.pays(64)
+    assert worth.pays(1, 1)
+    assert not worth.pays(64, 64)
+
+
+class Followed:
+    """Where a layer drafts, which follows requests of so many tokens from their beginning."""
+
+    def __init__(self, length: int, num_decoding: int = 16) -> None:
+        self.worth, self.length = DraftWorth(), length
+        self.left = [1 + length * n // num_decoding for n in range(num_decoding)]
+        self.followed = [True] * num_decoding
+
+    def turn(self, accepted: float) -> tuple[bool, bool]:
+        """Whether it drafts; and whether the layer follows though nobody does."""
+        num = len(self.left)
+        drafts = self.worth.pays(num, sum(self.followed))
+        is_kept = drafts or self.worth.is_kept
+        self.followed = [followed and is_kept for followed in self.followed]
+        share = sum(self.followed) / num if drafts else 0.0
+        self.worth.observe(num, round(num * (1 + share * accepted)), PLAIN_S * (1 + share / 2))
+        for n in range(num):
+            self.left[n] -= 1
+            if not self.left[n]:
+                self.left[n], self.followed[n] = self.length, True
+        return drafts, is_kept and not drafts
+
+
+@given(st.integers(16, 4000))
+@settings(max_examples=20)
+def test_a_layer_that_nobody_needs_is_left_out(length: int) -> None:
+    """But for one turn in SHARE, in which it follows requests for a trial."""
+    instance = Followed(length)
+    for _ in range(300):
+        instance.turn(0.0)
+    turns = [instance.turn(0.0) for _ in range(4 * MOST)]
+    assert sum(kept for _, kept in turns) < len(turns) / SHARE + WAITS + 5 * LINGER
+    assert sum(drafts for drafts, _ in turns) < 0.01 * len(turns)
+
+
+@given(st.integers(16, 2000))
+@settings(max_examples=10)
+def test_a_layer_that_was_left_out_comes_back(length: int) -> None:
+    """For requests that begin: those that ran meanwhile have no rows of it."""
+    instance = Followed(length)
+    for _ in range(300):
+        instance.turn(0.0)
+    for _ in range(SHARE * 8 * MOST):
+        drafts, _ = instance.turn(3.0)
+        if drafts:
+            assert 2 * sum(instance.followed) >= len(instance.followed)
+            break
+    ways = [instance.turn(3.0)[0] for _ in range(8 * FIRST)]
+    assert sum(ways) > 0.8 * len(ways)

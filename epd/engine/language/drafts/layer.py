@@ -15,7 +15,8 @@ launched on the device before the step ends; the host gets the drafts with the t
 decodes both are captured.
 
 A draft changes no answer, so a row that the layer lacks costs drafts alone.  The last row of a
-block that the prefix cache has found may have been made with another token behind it.
+block that the prefix cache has found may have been made with another token behind it.  Where drafts
+do not pay, steps leave the layer out (`StepSequence.is_followed`), and its rows are zeros.
 
 Source: DeepSeek-V3's report; layout of Qwen3-Next (`mtp.*`), or of DeepSeek-V3 (`Family.told`).
 """
@@ -88,6 +89,10 @@ class DraftLayer:
     ) -> torch.Tensor:
         """`[T, H]` behind these tokens, each of which follows one of the batch."""
         return self._run(self._decoder.embed(tokens), self._known(hidden), flat, pool)
+
+    def leave_out(self, flat: FlatBatch, pool: KvPool) -> None:
+        """Nobody is to be drafted: in place of its rows nothing, and no former tenant's."""
+        pool.blank(pool.layout.num_layers - 1, flat.slots)
 
     def propose(
         self,
