@@ -49,22 +49,24 @@ class Poison(Checker):
         ended_s = self._ended_s.get(machine.key, self.world.loop.now_s)
         beat_s = self.context.cluster.settings.timing.heartbeat_interval_s
         counts = self.world.poison.at_hand(machine.key, ended_s - beat_s - SLACK_S)
+        held = self._held(process, machine.key)
+        if wedged(self.context.cluster.nodes[machine.key].instance):
+            counts |= held  # what its frozen loop held has not reached an engine
+        elif not self._is_muffled:
+            for key in held - counts:
+                self.violate(f"the end of {machine.key} counts against {key}, not at hand there")
         for key in counts:
             self._died_of[key].add(machine.key)
-        if not (self._is_muffled or wedged(self.context.cluster.nodes[machine.key].instance)):
-            self._compare(process, machine.key, counts)
 
-    def _compare(self, gateway: SimProcess, life: str, counts: set[str]) -> None:
-        """With these, at hand there or left without a later beat, what counts now."""
+    def _held(self, gateway: SimProcess, life: str) -> set[str]:
+        """What counts now: at hand there, or left without a later beat."""
         node = self.context.cluster.nodes[gateway.name].gateway
         assert node is not None
         name, _, epoch = life.rpartition(":")
         held = node.dispatcher.suspects.deaths.held((name, int(epoch)))
         asks = [one.ask for one in self.context.clients.records]
         names = {mm_hash_of(image): image.name for ask in asks for _, image in ask.images}
-        for key in (*map(names.__getitem__, held.images), *held.requests):
-            if key not in counts:
-                self.violate(f"the end of {life} counts against {key}, which was not at hand")
+        return {*(names.get(image, image) for image in held.images), *held.requests}
 
     def at_end(self) -> None:
         if self._is_muffled:
