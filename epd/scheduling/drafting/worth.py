@@ -14,10 +14,10 @@ what it loses.  The first turns behind a change count for nothing, since steps u
 way before.
 
 A layer that drafts must have followed a request from its beginning, and that costs time, too.  So
-where drafts are not in use, it stops after LINGER turns (`is_kept`).  Requests of these turns have
-no drafts to their end.  A trial then waits until half of those that decode have been followed.  Of
-all turns, one in SHARE may be spent on that.  Where answers are too long for it, the next
-trial may wait twice as long.
+where drafts are not in use, it stops after LINGER turns (`is_kept`).  Requests that ran without it
+have no drafts to their end.  A trial then waits until half of those that decode have been followed.
+Of all turns, one in SHARE may be spent on that.  Where answers are too long for it, the next trial
+may wait twice as long.
 
 A speed is the mean of tokens by the median of times: one step that was held up changes no choice.
 """
