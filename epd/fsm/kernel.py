@@ -127,7 +127,7 @@ class Table(Definition):
 
 
 STORY_LENGTH = 48
-TAKES_TURNS = 3  # events that come again and again in one state are counted if no more take turns
+TAKES_TURNS = (-1, -2, -3)  # what comes again and again in one state is counted if no more do
 Told = deque[tuple[float, State, type[Event], State, int]]  # as in StoryEntry
 
 
@@ -183,12 +183,11 @@ class Machine:
             self._state = target
             journal, story = self._journal, self._story
             # what repeats (steps, tokens, retries) must not push out what happened
-            at = len(story) if target is source else 0
-            while at > 0 and at > len(story) - TAKES_TURNS:
-                at -= 1
+            for at in TAKES_TURNS[: len(story)] if target is source else ():
                 if (told := story[at])[1] is not source:
-                    at = 0
-                elif told[2] is kind:
+                    story.append((journal.now_s(), source, kind, target, 1))
+                    break
+                if told[2] is kind:
                     story[at] = (told[0], source, kind, source, told[4] + 1)
                     break
             else:

@@ -75,6 +75,7 @@ class Actor(BehindGateways):
         self.journal = ports.journal
         self.log = ports.log
         self.address = ports.bus.address
+        self._self = self.address.instance_id, self.address.epoch
         self.components: list[Component[Never]] = []
         self.times = StageTimes(ports.clock.now_s)
         self.peers: dict[tuple[str, int], InstanceInfo] = {}
@@ -132,7 +133,7 @@ class Actor(BehindGateways):
         found = self._handlers.get(type(received.message))
         if found is None:
             self.counters["message_without_role"] += 1
-        elif self.is_self(Address(received.source, received.epoch, "")) or self.admits(received):
+        elif (received.source, received.epoch) == self._self or self.admits(received):
             found(received)
         else:
             self.counters["message_of_stranger"] += 1
@@ -306,8 +307,7 @@ class Component(Generic[M]):
         look; OutOfTurn inside a performer, or outside the inbox."""
         if not self._mailbox.may_fire:
             raise OutOfTurn(f"{machine.key}: {type(event).__name__} is to be posted")
-        self._mailbox.post(machine.key, self._apply, machine, event)
-        self._mailbox.finish()
+        self._mailbox.to_the_end(machine.key, self._apply, machine, event)
 
     def post(self, machine: M, event: Event) -> None:
         """Fire it behind the effects at hand and what is posted; as an item, if there is none."""

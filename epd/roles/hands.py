@@ -83,6 +83,8 @@ class Hands:
 
     def passed_over(self, suspects: dict[str, T]) -> list[str]:
         """All but the one whose turn it is to be computed; who has yielded is none any more."""
+        if not suspects:
+            return []
         for key in [key for key, one in suspects.items() if one.has_yielded]:
             del suspects[key]
         due = (one for one in suspects.values() if one.is_due and self.may_take(one.request_id))

@@ -94,12 +94,27 @@ class Mailbox:
         """An item of the inbox, and the looks that it has caused, each to its end."""
         self.has_item = self.may_fire = True
         self.do(name, item, *arguments)
-        self.finish()
+        if self._posted:
+            self.finish()
         while looks := self._looks:
             look = next(iter(looks))
             self.do(looks.pop(look), look)
-            self.finish()
+            if self._posted:
+                self.finish()
         self.has_item = self.may_fire = False
+
+    def to_the_end(self, name: str, item: Item, *arguments: object) -> None:
+        """Behind all that is posted; then all that it has posted."""
+        if self._posted:
+            self.finish()
+        self.may_fire = False
+        try:
+            item(*arguments)
+        except Exception as error:
+            self._on_error(name, error)
+        if self._posted:
+            self.finish()
+        self.may_fire = True
 
     def finish(self) -> None:
         """Do all that is posted, in order."""

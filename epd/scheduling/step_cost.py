@@ -49,15 +49,21 @@ class Measured(ABC):
     def observe(self, count: int, elapsed_s: float) -> None:
         if self._is_old():
             self._sums = NOTHING_SEEN
-        num_seen, _, total_s, _, _ = self._sums
+        num_seen, x, total_s, xx, xy = self._sums
         if num_seen:
             usual_s = (self.expected_s(count), total_s / num_seen)
             if num_seen > MIN_SEEN:
                 elapsed_s = min(elapsed_s, STALL * max(usual_s))
             elif 0.0 < STALL * elapsed_s < min(usual_s):
-                self._sums = NOTHING_SEEN  # they were held up: something was loaded, or compiled
-        seen = (1.0, count, elapsed_s, count * count, count * elapsed_s)
-        self._sums = tuple(KEPT * a + b for a, b in zip(self._sums, seen, strict=True))
+                # they were held up: something was loaded, or compiled
+                num_seen = x = total_s = xx = xy = 0.0
+        self._sums = (
+            KEPT * num_seen + 1.0,
+            KEPT * x + count,
+            KEPT * total_s + elapsed_s,
+            KEPT * xx + count * count,
+            KEPT * xy + count * elapsed_s,
+        )
         self._seen_at_s = self._now_s()
 
     def _is_old(self) -> bool:
@@ -140,11 +146,13 @@ class StepCost:
 
     def expected_s(self, num_decodes: int, num_prompt_tokens: int) -> float | None:
         """What such a step would take; None: what is in it was never measured."""
-        counts = (self.decodes, num_decodes), (self.prompts, num_prompt_tokens)
-        there = [(cost, count) for cost, count in counts if count]
-        if not all(cost.is_known for cost, _ in there):
-            return None
-        return sum(cost.expected_s(count) for cost, count in there)
+        expected_s = 0.0
+        for cost, count in ((self.decodes, num_decodes), (self.prompts, num_prompt_tokens)):
+            if count:
+                if not cost.is_known:
+                    return None
+                expected_s += cost.expected_s(count)
+        return expected_s
 
     def max_prompt_tokens(self, num_decodes: int) -> int | None:
         """Prompt tokens that a step with so many decodes may carry; None: nothing bounds them

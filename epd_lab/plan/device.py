@@ -11,13 +11,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from epd.engine.device.executor import Weight
 from epd_lab.sim.core.loop import SimLoop
 
 
-@dataclass(frozen=True, slots=True)
-class CallPart:
+class CallPart(NamedTuple):
     """A part of a call: the host launches it, then the device computes it.
 
     `at_once`: the device has it only when the launch has ended, as a captured graph; else with the
@@ -34,8 +34,10 @@ class CallPart:
 class _Call:
     pieces: Sequence[CallPart]
     weight: Weight
-    done: asyncio.Future[None]
+    done: asyncio.Future[Any]
     begun: Callable[[float, float], None]  # when the device begins and ends its last piece
+    result: object
+    tail_s: float
 
 
 def _unseen(*times_s: float) -> None:
@@ -55,16 +57,26 @@ class PlannedDevice:
     _postponed: deque[_Call] = field(default_factory=deque)  # long ones that were met within one
     _is_due: bool = False  # nothing else has run since a long call gave way
     _ahead_s: float = 0.0  # where the slice before the last ends
-    _serves: bool = False
+    _serves: bool = False  # by a task
+    _idle_at_s: float = 0.0  # without one: the launch thread has launched its call
 
     def launch(
         self,
         pieces: Sequence[CallPart],
         weight: Weight = Weight.STEP,
         begun: Callable[[float, float], None] = _unseen,
-    ) -> asyncio.Future[None]:
-        """Done when the device has passed it."""
-        call = _Call(pieces, weight, self.loop.create_future(), begun)
+        result: object = None,
+        tail_s: float = 0.0,
+    ) -> asyncio.Future[Any]:
+        """Done, with `result`, when the device has passed it and the host its tail."""
+        call = _Call(pieces, weight, self.loop.create_future(), begun, result, tail_s)
+        now_s = self.loop.now_s
+        if not self._serves and self._idle_at_s <= now_s and weight is Weight.STEP:
+            self._is_due = False  # nearly every call finds the thread idle, and needs no task
+            self._idle_at_s = now_s + self._host_s(pieces[0])
+            self._launched(pieces[0], call, now_s, self._idle_at_s)
+            self._end(call)
+            return call.done
         self._calls.append(call)
         if not self._serves:
             self._serves = True
@@ -72,6 +84,8 @@ class PlannedDevice:
         return call.done
 
     async def _serve(self) -> None:
+        if (wait_s := self._idle_at_s - self.loop.now_s) > 0:
+            await asyncio.sleep(wait_s)
         while self._postponed or self._calls:
             await self._run(self._postponed.popleft() if self._postponed else self._calls.popleft())
         self._serves = False
@@ -82,13 +96,21 @@ class PlannedDevice:
             if call.weight is Weight.LONG:
                 await self._cut()
             await self._launch(piece, call)
-        self.loop.call_at(self._free_at_s, _end, call.done)
+        self._end(call)
+
+    def _end(self, call: _Call) -> None:
+        self.loop.call_at(self._free_at_s + call.tail_s, _end, call)
+
+    def _host_s(self, piece: CallPart) -> float:
+        return piece.host_s * (1.0 if piece.at_once else self.slowed())
 
     async def _launch(self, piece: CallPart, call: _Call) -> None:
         began_s = self.loop.now_s
         if piece.host_s:
-            await asyncio.sleep(piece.host_s * (1.0 if piece.at_once else self.slowed()))
-        now_s = self.loop.now_s
+            await asyncio.sleep(self._host_s(piece))
+        self._launched(piece, call, began_s, self.loop.now_s)
+
+    def _launched(self, piece: CallPart, call: _Call, began_s: float, now_s: float) -> None:
         begin_s = max(self._free_at_s, now_s if piece.at_once else began_s)
         end_s = max(begin_s + piece.device_s, now_s)
         self.busy_s += piece.device_s
@@ -112,9 +134,9 @@ class PlannedDevice:
         self._is_due = True
 
 
-def _end(done: asyncio.Future[None]) -> None:
-    if not done.done():
-        done.set_result(None)
+def _end(call: _Call) -> None:
+    if not call.done.done():
+        call.done.set_result(call.result)
 
 
 @dataclass(slots=True)

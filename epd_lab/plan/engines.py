@@ -209,14 +209,11 @@ class PlannedLanguage(AlikeRanks):
         gap_s = self._costs.gap_ms / 1e3 * (num_pairs > 0)
         piece = CallPart(launch.host_s(captured=captured), device_s, captured, gap_s)
         begun = partial(self._tell_layers, on_layers)
-        done = self._device.launch([piece], begun=begun)
         outcomes: list[Outcome] = [None if s.sample is None else TOKEN for s in batch]
-        return self._result(done, StepResult(outcomes, device_s))
-
-    async def _result(self, done: asyncio.Future[None], result: StepResult) -> StepResult:
-        await done
-        await asyncio.sleep(len(result.outcomes) * self._costs.host.sequence_us / 1e6)
-        return result
+        tail_s = len(batch) * self._costs.host.sequence_us / 1e6
+        return self._device.launch(
+            [piece], begun=begun, result=StepResult(outcomes, device_s), tail_s=tail_s
+        )
 
     def _tell_layers(self, on_layers: OnLayers | None, begin_s: float, end_s: float) -> None:
         if on_layers is None:

@@ -17,7 +17,7 @@ import msgspec
 
 from epd.cli.configure.settings import build_settings, gateway_config, instance_config
 from epd.config import GatewayConfig, InstanceConfig, Settings
-from epd.frontend import Generation, PreparedItem, Refused
+from epd.frontend import Generation, GenerationUpdate, PreparedItem, Refused
 from epd.messages import SamplingParams
 from epd.model_files.geometry import image_geometry
 from epd.roles.compose import Engines
@@ -171,7 +171,9 @@ class _Users:
             sample.error, sample.ended_s = refused.message, loop.now_s - zero_s
             return sample
         last_s = 0.0
-        async for update in stream:
+
+        def take(update: GenerationUpdate) -> None:
+            nonlocal last_s
             now_s = loop.now_s
             if update.error is not None:
                 sample.error = update.error.message
@@ -182,6 +184,10 @@ class _Users:
                     sample.ttft_s = now_s - zero_s - sample.sent_s
                 last_s = now_s
             sample.output_tokens += len(update.token_ids)
+
+        stream.push = take  # type: ignore[method-assign]  # no task wakes for each token
+        async for _ in stream:
+            pass
         sample.ended_s = loop.now_s - zero_s
         return sample
 

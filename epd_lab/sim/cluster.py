@@ -130,7 +130,8 @@ class Cluster:
         self.disk = Disk(world, settings.disk, settings.encode.cache_disk_nbytes)
         world.on_death.append(self._supervise)
         self.lives = Lives(world, self._ends, self.run_instance, self.instances)
-        world.watch(partial(signs.count, world, settings.has_state, self.nodes), *signs.EVENTS)
+        if world.records:
+            world.watch(partial(signs.count, world, settings.has_state, self.nodes), *signs.EVENTS)
         self._stopping = False
         self.waited_out = True  # every tombstone must be gone at the end
         self.on_deliver: OnDeliver | None = None  # in place of a role's own

@@ -51,7 +51,7 @@ class Watcher(Protocol):
     ) -> None: ...
 
 
-def _nothing(kind: str, *fields: object) -> None:
+def _nothing(*what: object) -> None:
     """What a world that records nothing does with a trace."""
 
 
@@ -60,7 +60,8 @@ class WorldJournal:
 
     def __init__(self, world: World, process: SimProcess, clock: SimClock) -> None:
         self.now_s = clock.now_s
-        self.observe = partial(world.observe, process)
+        is_seen = world.records or bool(world.watchers)
+        self.observe = partial(world.observe, process) if is_seen else _nothing
 
     def opened(self, machine: Machine) -> None:
         """A machine exists; its first transition is what counts here."""
@@ -82,11 +83,12 @@ class World:
         keep_trace: bool = True,
         records: bool = True,
     ) -> None:
-        """`records`: note what happens, for `digest` and `happened`; `keep_trace`: for `lines`."""
+        """`records`: note what happens, for `digest` and `happened`; `keep_trace`: for `lines`.
+        Without it watchers are for all transitions, and there before the first process."""
         self.seed = seed
-        self._records = records
+        self.records = records
         if not records:
-            self.trace = _nothing  # type: ignore[method-assign]
+            self.trace = _nothing  # type: ignore[assignment, method-assign]
         self.loop = SimLoop(max_steps=max_steps)
         self.random = KeyedRandom(seed)
         self.network = Network(
@@ -218,7 +220,7 @@ class World:
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
     ) -> None:
         kind = type(event)
-        if self._records:
+        if self.records:
             edge = self._edges.get((kind, source, target))
             if edge is None:
                 edge = Edge(machine.table.name, source._name_, kind.__name__, target._name_)

@@ -176,7 +176,8 @@ class Context(Machine):
         if self.missing and (num_ready := self.num_ready()) is not None:
             stop = min(stop, num_ready)
         start = self.num_computed + self.num_under_way
-        stop = min((n for n in self.states_kept if start < n < stop), default=stop)
+        if self.states_kept:
+            stop = min((n for n in self.states_kept if start < n < stop), default=stop)
         return stop - start
 
     @property

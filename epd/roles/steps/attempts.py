@@ -164,9 +164,10 @@ class Attempts(Component[Request]):
         self.actor.log.warning("an aborted request still waits for its step", request=request.key)
 
     def fired(self, machine: Request, event: Event) -> None:
-        if machine.terminal and machine.key in self._requests:
-            self._bury(machine.key, ended_here=not isinstance(event, request_fsm.KvDelivered))
-        super().fired(machine, event)
+        if machine.terminal:
+            if machine.key in self._requests:
+                self._bury(machine.key, ended_here=not isinstance(event, request_fsm.KvDelivered))
+            self.ended(machine)
 
     def ended(self, machine: Request) -> None:
         if self._requests.pop(machine.key, None) is not None:

@@ -23,28 +23,26 @@ def sequence_of(
     """Its next `count` tokens, then `drafts`; one that the step under way samples is PENDING."""
     start = request.num_computed + request.num_under_way
     stop = start + count
-    num_prompt = len(request.prompt)
+    num_prompt, num_tokens = len(request.prompt), request.num_tokens
     sampling = request.sampling
     first_output = num_prompt - request.num_emitted
     looks_back = sampling.reads_output
     return StepSequence(
         request_id=request.key,
-        token_ids=(*request.tokens(start, stop), *drafts)
-        if start < request.num_tokens
-        else (PENDING,),
+        token_ids=(*request.tokens(start, stop), *drafts) if start < num_tokens else (PENDING,),
         start=start,
         block_table=request.block_table,
         positions=_positions(request, record, start, stop),
         rope_delta=request.rope_delta,
         spans=_spans(request, record, start, count) if start < num_prompt else (),
-        sample=sampling if stop >= request.num_tokens else None,
+        sample=sampling if stop >= num_tokens else None,
         output_index=stop - first_output,
         prompt_ids=request.prompt[:first_output] if looks_back else (),
         output_ids=record.said_of(request) if looks_back else (),
         num_drafts=len(drafts),
         num_wanted=num_wanted,
         is_followed=record.is_followed,
-        next_id=request.tokens(stop, stop + 1)[0] if stop < request.num_tokens else -1,
+        next_id=request.tokens(stop, stop + 1)[0] if stop < num_tokens else -1,
         scoring=scoring_of(request, start, stop),
         copies=_copies(request, start),
         adapter=request.message.adapter,
@@ -60,6 +58,8 @@ def uncut(request: Request, count: int) -> int:
 
 def _copies(request: Request, start: int) -> list[tuple[int, int]]:
     """Of states, before the chunk that begins at `start`: a table begins with its own."""
+    if not (request.states_found or request.states_kept):
+        return []
     if start == request.num_found:
         return list(zip(request.states_found, request.block_table, strict=False))
     return list(zip(request.block_table, request.states_kept.get(start, ()), strict=False))

@@ -72,7 +72,7 @@ class Batch(Protocol):
         """A step is over; it took so long on the device (0: it failed)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Part:
     """A request's part of a step: `count` tokens of it, the next of its answer or of its prompt."""
 
@@ -82,11 +82,13 @@ class Part:
     drafts: Sequence[int] = ()  # of what follows, once the step is over
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Step:
     parts: list[Part]
     result: asyncio.Future[StepResult]
     work: Work
+    num_decodes: int  # sequences
+    num_prompt: int  # tokens
     unproven: Sequence[Request] = ()  # that had yielded nothing here
 
 
@@ -145,8 +147,10 @@ class StepLoop:
         self.num_turns += 1
 
     def _hold(self, launching: Sequence[Request] = ()) -> None:
-        lists = (*(step.unproven for step in self._under_way), launching)
-        unproven = [one for each in lists for one in each if not one.has_yielded]
+        lists = [step.unproven for step in self._under_way if step.unproven]
+        if not (lists or launching or self._hands.requests):
+            return  # nearly always: all have yielded
+        unproven = [one for each in (*lists, launching) for one in each if not one.has_yielded]
         suspects = [one.request_id for one in unproven if one.message.is_suspect]
         self._hands.hold(tuple(dict.fromkeys(one.request_id for one in unproven)), *suspects[:1])
 
@@ -158,8 +162,7 @@ class StepLoop:
     def _launch(self, plan: Plan) -> None:
         parts: list[Part] = []
         sequences = []
-        young = [request for request, _, _ in plan if len(request.output) < 2]  # few, of many
-        unproven = [request for request in young if not request.has_yielded]
+        unproven = [r for r, _, _ in plan if len(r.output) < 2 and not r.has_yielded]
         self._hold(unproven)
         leaving: list[tuple[Request, int]] = []  # whose KV others wait for
         for request, count, decoding in plan:
@@ -187,8 +190,11 @@ class StepLoop:
             result = asyncio.get_running_loop().create_future()
             result.set_exception(error)
         result.add_done_callback(lambda _: self._actor.mailbox.put("step", self._turn))
-        work = self._actor.progress.steps.begin(self._cost.expected_s(*_counts(parts)))
-        self._under_way.append(_Step(parts, result, work, unproven))
+        num_prompt = sum([part.count for part in parts if not part.decoding])
+        num_decodes = sum([part.decoding for part in parts])
+        work = self._actor.progress.steps.begin(self._cost.expected_s(num_decodes, num_prompt))
+        step = _Step(parts, result, work, num_decodes, num_prompt, unproven)
+        self._under_way.append(step)
 
     def _passed(self, leaving: list[tuple[Request, int]], num_layers: int) -> None:
         for request, start in leaving:
@@ -211,16 +217,7 @@ class StepLoop:
             settled = [(part, StepFailure(f"the step failed: {error}")) for part in step.parts]
         else:
             elapsed_s = result.elapsed_s
-            self._observe(step.parts, elapsed_s)
+            self._cost.observe(step.num_decodes, step.num_prompt, elapsed_s)
+            self._actor.times.note_step(step.num_decodes, step.num_prompt, elapsed_s)
         self._batch.settle(settled, elapsed_s)
         self._hold()
-
-    def _observe(self, parts: list[Part], elapsed_s: float) -> None:
-        num_decodes, num_prompt = _counts(parts)
-        self._cost.observe(num_decodes, num_prompt, elapsed_s)
-        self._actor.times.note_step(num_decodes, num_prompt, elapsed_s)
-
-
-def _counts(parts: list[Part]) -> tuple[int, int]:
-    """Sequences that decode, and tokens of prompts."""
-    return sum(p.decoding for p in parts), sum(p.count for p in parts if not p.decoding)

@@ -151,9 +151,10 @@ class StageTimes:
 
     def _observe(self, name: str, labels: Labels, value: float) -> None:
         key, (_, bounds) = (name, labels), KINDS[name]
-        counts = self._counts.setdefault(key, [0] * (len(bounds) + 1))
-        counts[bisect_left(bounds, value)] += 1
-        self._sums[key] = self._sums.get(key, 0.0) + value
+        if key not in self._counts:
+            self._counts[key], self._sums[key] = [0] * (len(bounds) + 1), 0.0
+        self._counts[key][bisect_left(bounds, value)] += 1
+        self._sums[key] += value
         self._told = None
 
 
