@@ -13,7 +13,6 @@ from epd_lab.bench.verbs import (
     gpu,
     peer,
     probe,
-    reuse,
     serve,
     trace,
     truth,
@@ -32,7 +31,7 @@ EXAMPLES = (
     ("epd bench hop --device cuda", "between two GPUs; a minute"),
     ("epd bench soak shm", "a minute; other transports take up to five"),
     ("epd bench sim", "some minutes; --hours 1 for a part of the day"),
-    ("epd bench reuse", "encodes and first tokens when images repeat; some minutes"),
+    ("epd bench trace reuse-50 --url 1e1p1d", "images that repeat; a minute"),
     ("epd bench chaos --partition", "kills, stops and cuts under load; 15 minutes"),
     ("epd bench trace mixed --rate 2 --url URL", "chat beside bursts, open loop; a minute"),
     ("epd bench serve 1e1pd 2epd --workload small", "two topologies of the bundled model"),
@@ -47,7 +46,7 @@ EXAMPLES = (
 
 ALONE = {  # verbs that have a module of their own
     "accuracy": accuracy, "calibrate": calibrate, "chaos": chaos, "formats": formats, "gpu": gpu,
-    "peer": peer, "probe": probe, "reuse": reuse, "serve": serve, "trace": trace, "truth": truth,
+    "peer": peer, "probe": probe, "serve": serve, "trace": trace, "truth": truth,
 }  # fmt: skip
 
 GATEWAY = """the gateway, the bus and the roles with engines that make tokens without a model,
@@ -99,7 +98,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     calibrate.add_to(kinds)
     probe.add_to(kinds)
     formats.add_to(kinds)
-    reuse.add_to(kinds)
     chaos.add_to(kinds)
     trace.add_to(kinds)
     truth.add_to(kinds)

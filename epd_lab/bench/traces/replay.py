@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from epd_lab.bench.servers.figures import Slo, figures, percentile
-from epd_lab.bench.servers.openai_load import Answerer, Sample, connected
+from epd_lab.bench.servers.openai_load import Answerer, Sample, Server, connected
 from epd_lab.bench.servers.serve import ServeProgress, Target
 from epd_lab.bench.traces.form import BLOCK_TOKENS, Trace, TraceRequest
 from epd_lab.bench.workload import Wording, chat_body, image_url
@@ -22,6 +22,8 @@ from epd_lab.bench.workload import Wording, chat_body, image_url
 T = TypeVar("T")
 AHEAD = 64
 TIMEOUT_S = 600.0  # of a request
+COUNTED, COUNT_TIMEOUT_S = "epd_encodes_total", 5.0  # heartbeats carry the count
+TWO_BEATS_S = 1.5
 SEED_STEP = 1 << 40  # between the numbers of pictures of two seeds
 MOST_NUMBER = 1 << 63
 
@@ -50,12 +52,38 @@ async def replay(
     return list(await asyncio.gather(*tasks))
 
 
-async def against(target: Target, name: str, trace: Trace, seed: int) -> list[Sample]:
-    """A server; another seed has other texts and pictures.  Raises ServerError."""
+async def against(
+    target: Target, name: str, trace: Trace, seed: int
+) -> tuple[list[Sample], dict[str, int]]:
+    """A server; another seed has other texts and pictures.  Also pictures sent, those of them that
+    differ, and how many it encoded, where it counts them.  Raises ServerError."""
     progress = ServeProgress(name, len(trace))
     async with target.up() as url, connected(url, TIMEOUT_S) as server:
-        wording = await server.wording()
-        return await replay(server, trace, _bodies(trace, wording, seed), progress.done)
+        wording, before = await server.wording(), await _encoded(server)
+        samples = await replay(server, trace, _bodies(trace, wording, seed), progress.done)
+        pictures = [one for asked in trace for one in asked.pictures]
+        if before is None or not pictures:
+            return samples, {}
+        found = {"sent": len(pictures), "distinct": len(set(pictures))}
+        return samples, {**found, "encoded": await _settled(server, before, found["distinct"])}
+
+
+async def _settled(server: Server, before: int, expected: int) -> int:
+    """Encodes since `before`, when as many as expected are reported, and no more."""
+    give_up_s = time.perf_counter() + COUNT_TIMEOUT_S
+    while (  # noqa: ASYNC110 (the count lies behind HTTP)
+        (await _encoded(server) or 0) - before < expected and time.perf_counter() < give_up_s
+    ):
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(TWO_BEATS_S)  # one encode too many would show
+    return (await _encoded(server) or 0) - before
+
+
+async def _encoded(server: Server) -> int | None:
+    """Of all encoders, since they began."""
+    lines = (await server.text("/metrics")).splitlines()
+    counts = [float(line.rpartition(" ")[2]) for line in lines if line.startswith(COUNTED)]
+    return int(sum(counts)) if counts else None
 
 
 async def _bodies(trace: Trace, wording: Wording, seed: int) -> AsyncIterator[bytes]:

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 DESCRIPTION = f"""\
 Replay a trace, each request when it is due: against a server, or in the simulator with the step
-costs of a cost file (epd plan). Figures of each kind of request, with goodput by --slo, and how
-late the client itself was.
+costs of a cost file (epd plan). Figures of each kind of request, with goodput by --slo, how late
+the client itself was, and how many pictures were sent, differ and were encoded: where the caches
+hold them, each that differs is encoded once.
 
 TRACE is a file: of `--write` (a JSON object a line, docs/simulation.md), of Mooncake or of BurstGPT
 (.csv); a directory of ServeGen's clients; or a shape that is drawn: {DRAWN}, and the workloads of
@@ -83,25 +84,28 @@ def run(args: argparse.Namespace) -> int:
     if args.write:
         form.write(trace, args.write)
         return 0
+    pictures: dict[str, int] = {}
     if args.sim:
         samples, server = _simulated(args, trace), args.sim
     else:
         server = args.url
         target = target_of(args, args.url)
-        samples = uvloop.run(replay.against(target, args.trace, trace, args.seed))
+        samples, pictures = uvloop.run(replay.against(target, args.trace, trace, args.seed))
     p50, p99, most = replay.lateness_ms(trace, samples)
     rows = replay.rows(args.trace, server, trace, samples, slos)
     found = {
         "requests": len(trace),
         "seconds": trace[-1].arrival_s,
         "late_ms": {"p50": p50, "p99": p99, "most": most},
+        "pictures": pictures,
         "rows": rows,
     }
     text = json.dumps(found, indent=2)
     if args.save:
         args.save.write_text(text + "\n")
     late = f"sent {p50:.1f} ms late at p50, {p99:.1f} at p99, {most:.1f} at most"
-    print(text if args.json else f"{figures.table(rows)}\n{len(trace)} requests, {late}")
+    seen = "".join(f"; pictures {what} {count}" for what, count in pictures.items())
+    print(text if args.json else f"{figures.table(rows)}\n{len(trace)} requests, {late}{seen}")
     return 1 if any(row["errors"] for row in rows) else 0
 
 

@@ -139,19 +139,26 @@ async def test_requests_are_sent_when_they_are_due_whatever_the_server_does() ->
     assert 0.0 <= p50 <= most < 100.0
 
 
-async def test_a_server_gets_a_trace_and_the_client_is_not_late(
+async def test_a_server_gets_a_trace_and_encodes_each_picture_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    saved = tmp_path / "seen.json"
+    """The client is not late."""
+    trace, saved = tmp_path / "trace.jsonl", tmp_path / "seen.json"
+    numbers = [number % 30 for number in range(100)]
+    form.write(
+        [TraceRequest(i / 40, 64, 24, (Picture(112, 112, n),)) for i, n in enumerate(numbers)],
+        trace,
+    )
     async with running(time_machines=False) as cluster:
         url = f"http://127.0.0.1:{cluster.port}"
-        asked = ["bench", "trace", "small", "--rate", "40", "--seconds", "3", "--url", url]
-        assert await asyncio.to_thread(main, [*asked, "--save", str(saved)]) == 0
+        asked = ["bench", "trace", str(trace), "--url", url, "--save", str(saved)]
+        assert await asyncio.to_thread(main, asked) == 0
     told = json.loads(saved.read_text())
-    assert told["requests"] == told["rows"][0]["figures"]["requests"] > 80
+    assert told["requests"] == told["rows"][0]["figures"]["requests"] == len(numbers)
+    assert told["pictures"] == {"sent": 100, "distinct": 30, "encoded": 30}
     assert told["rows"][0]["figures"]["failed"] == 0
     assert told["late_ms"]["p50"] < 50.0
-    assert "ms late at p50" in capsys.readouterr().out
+    assert "at most; pictures sent 100" in capsys.readouterr().out
 
 
 def test_a_trace_in_parts_is_the_whole(
