@@ -136,7 +136,7 @@ async def test_requests_are_sent_when_they_are_due_whatever_the_server_does() ->
     clock = asyncio.get_running_loop().time
     samples = await replay(Slow(), trace, bodies(), lambda sample: None, clock)
     p50, _, most = lateness_ms(trace, samples)
-    assert 0.0 <= p50 <= most < 100.0
+    assert 0.0 <= p50 <= most < 1000.0, "one behind the other the last would be 2.5 s late"
 
 
 async def test_a_server_gets_a_trace_and_encodes_each_picture_once(
