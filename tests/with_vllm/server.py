@@ -49,7 +49,7 @@ class VllmServer(Command):
         arguments: tuple[str, ...] = (
             *(str(model), "--served-model-name", "tiny", "--host", "127.0.0.1"),
             *("--port", str(port), "--dtype", DTYPE, "--max-model-len", "1024"),
-            *("--enforce-eager", "--max-num-seqs", "8", "--gpu-memory-utilization", "0.1"),
+            *("--enforce-eager", "--max-num-seqs", "40", "--gpu-memory-utilization", "0.1"),
             *("--limit-mm-per-prompt", '{"image": 16, "video": 0}', "--enable-scale-out"),
             *("--ec-transfer-config", json.dumps(config), "--structured-outputs-config", GUIDES),
         )
@@ -69,6 +69,10 @@ class VllmServer(Command):
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(any_free("127.0.0.1")),
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",  # idle ones spin, and many servers share two cores
+            # One process for engine and worker, as on a GPU: signs between the two get lost when
+            # all cores are busy, and each costs 5 s (SHM_READER_RECHECK_INTERVAL_MS).
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         }
 
     def has_mark(self, process: psutil.Process) -> bool:

@@ -23,7 +23,7 @@ from tests.with_vllm.test_engine import SAYS, ask, ask_all, bodies, painted, sai
 pytestmark = pytest.mark.timeout(1200)
 pytest.importorskip("nixl", reason="KV moves by nixl")
 ROLES = {"p": "prefill", "d": "decode"}
-MANY = 20  # of which a decode server computes 8 at a time, and a token is waited for 60 s
+MANY = 40
 BEFORE_S = 0.2  # in which some of them have a ticket
 
 
