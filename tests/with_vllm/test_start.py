@@ -60,7 +60,7 @@ def test_one_command_starts_keeps_and_ends_a_vllm_server(tmp_path: Path) -> None
         server = command.keeper()
         group = [p for p in psutil.process_iter() if os.getsid(p.pid) == server.pid]
         assert command.stop() == 0
-        assert not [p for p in group if p.is_running()]
+        wait_for(lambda: not [p for p in group if p.is_running()], READY_S, "all of it is reaped")
     finally:
         print(command.text[-6000:])
         command.discard()
