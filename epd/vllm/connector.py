@@ -12,7 +12,9 @@ worker's object puts rows into the engine's cache.  Nothing else of this project
 from __future__ import annotations
 
 import logging
+import sys
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,6 +26,7 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
 )
 
 from epd.config import ConfigError
+from epd.transport.nixl.library import with_pause
 from epd.vllm.halves import SchedulerHalf, load
 from epd.vllm.instance import InstanceThread, ServerEngine, contract_of, plan
 from epd.vllm.server import EngineServer, Grid
@@ -65,6 +68,9 @@ class EpdECConnector(ECConnectorBase):
         extra = _checked(vllm_config)
         self._half: SchedulerHalf | None = None
         self._thread: InstanceThread | None = None
+        self._held = ExitStack()
+        if role is ECConnectorRole.WORKER and kv_layout_of(vllm_config) is not None:
+            let_nixl_wait(self._held)
         if role is ECConnectorRole.SCHEDULER:
             self._begin(vllm_config, extra)
 
@@ -165,6 +171,15 @@ def kv_layout_of(vllm_config: VllmConfig) -> KvLayout | None:
     transfer = vllm_config.kv_transfer_config
     is_moved = transfer is not None and transfer.kv_connector == "NixlConnector"
     return LAYOUT if is_moved else None
+
+
+def let_nixl_wait(held: ExitStack) -> None:
+    """Its thread polls without a pause.  On a CPU it takes a core that the model needs."""
+    from vllm.distributed.nixl_utils import NixlWrapper
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu() and NixlWrapper is not None:
+        held.enter_context(with_pause(sys.modules[NixlWrapper.__module__]))
 
 
 def _checked(vllm_config: VllmConfig) -> Extra:

@@ -106,6 +106,7 @@ class SchedulerHalf:
     def orders(self) -> dict[str, torch.Tensor]:
         """Of this step; what was promised in it and not taken is promised anew in the next one."""
         orders, self._orders, self._pinned = self._orders, {}, {}
+        self._shelf.num_steps += 1
         return orders
 
     def fetch(self, begun: Mapping[str, str], absent: frozenset[str]) -> list[str]:

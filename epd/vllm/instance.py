@@ -14,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -194,7 +195,7 @@ class InstanceThread:
 
         engines = Engines(
             language=cast("LanguageEngine", engine),
-            probe=engine.server.probe,
+            probe=partial(engine.server.test, lambda: engine.shelf.num_steps),
             rest=rest,
             kind=ServerInstance,
         )

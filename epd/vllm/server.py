@@ -19,6 +19,13 @@ from epd.records import TokenLogprobs
 
 PATH = "/inference/v1/generate"
 PROBE_S = 5.0
+LOOK_S = 0.2  # for steps of the engine
+SHOWS = 3  # steps: it plans two at most before its worker has ended the first
+TEST: JsonObject = {
+    "token_ids": [0],
+    "sampling_params": {"max_tokens": SHOWS + 1, "ignore_eos": True, "detokenize": False},
+    "stream": False,
+}
 MAX_LINE_NBYTES = 1 << 24  # an event with logprobs
 
 Grid = tuple[int, int, int]
@@ -96,6 +103,22 @@ class EngineServer:
                     raise OSError(f"{self.url}/health answers {answer.status}")
         except aiohttp.ClientError as error:
             raise OSError(f"{self.url} does not answer: {error}") from error
+
+    async def test(self, num_steps: Callable[[], int]) -> None:
+        """Until its engine has made some steps, which are counted by `num_steps`: `/health` answers
+        even where a worker stands still.  Raises OSError or TimeoutError."""
+        await self.probe()
+        came = list[ServerChoice]()
+        answer, enough = self.answer(TEST, came.append), num_steps() + SHOWS
+        reading = asyncio.ensure_future(answer.read())
+        try:
+            while not reading.done() and num_steps() < enough:
+                await asyncio.wait([reading], timeout=LOOK_S)
+        finally:
+            answer.close()
+        failure = await reading
+        if not came and num_steps() < enough:
+            raise OSError(failure.reason)
 
     def answer(self, body: JsonObject, on_chunk: Callable[[ServerChoice], None]) -> ServerAnswer:
         assert self._session is not None

@@ -1,8 +1,8 @@
 """Rows that have arrived, where the instance's thread and the engine's scheduler both see them.
 
-The instance's loop puts rows here and takes them away; the scheduler only looks.  A tensor is a
-copy of its slots: whoever has found it may keep it, whatever becomes of the slots.  Each call is
-one operation of a dict or a set, so neither thread waits for the other.
+The instance's loop puts rows here and takes them away; the scheduler only looks, and counts its
+steps.  A tensor is a copy of its slots: whoever has found it may keep it, whatever becomes of the
+slots.  Each call is one operation of a dict or a set, so neither thread waits for the other.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ class Shelf:
 
     def __init__(self, contract: RowContract) -> None:
         self.contract = contract
+        self.num_steps = 0  # of the engine
         self._rows: dict[str, torch.Tensor] = {}
         self._coming: set[str] = set()
 

@@ -23,6 +23,7 @@ class FakeServer:
         self.pause_s = 0.0
         self.gives_tickets = True  # where an answer comes whole
         self.silent = ""  # a server whose KV does not come: it fails as the connector makes it fail
+        self.stands_still = False  # an engine whose worker does not end its step
         self.shift = 0  # of the first token, for a server that disagrees
         self.stop: Callable[[], Awaitable[None]]
 
@@ -34,6 +35,8 @@ class FakeServer:
         self.bodies.append(body)
         if self.status != 200:
             return web.json_response({"error": {"message": "no"}}, status=self.status)
+        while self.stands_still:
+            await asyncio.sleep(0.01)
         if not body["stream"]:
             number = len(self.bodies)
             await asyncio.sleep(self.pause_s)

@@ -60,6 +60,7 @@ def test_rows_that_are_held_are_promised_and_handed_over() -> None:
     load(orders, cache, torch.device("cpu"))
     assert torch.equal(cache["a"], rows)
     assert not at.half.has("a") and not at.half.orders(), "each step promises anew"
+    assert at.shelf.num_steps == 2
 
 
 def test_a_promise_outlives_what_the_pool_does_meanwhile() -> None:

@@ -34,7 +34,15 @@ from epd.transport.bus.local import LocalBus, LocalBusHub
 from epd.transport.local import LocalMemory
 from epd.vllm.instance import ServerEngine, ServerInstance
 from epd.vllm.requests import ServerRequests
-from epd.vllm.server import EngineServer, ServerChoice, objection_to, refusal, sampling_of
+from epd.vllm.server import (
+    LOOK_S,
+    SHOWS,
+    EngineServer,
+    ServerChoice,
+    objection_to,
+    refusal,
+    sampling_of,
+)
 from epd.vllm.shelf import Shelf
 from epd.vllm.tickets import WithoutKv
 from tests.api import wire
@@ -288,3 +296,22 @@ async def test_an_instance_ends_where_its_server_is_gone() -> None:
         error = await at.ask()
         assert isinstance(error, GenerationError) and error.status == 500
         assert lost and "gone" in lost[0] and not attempts.live()["answers"]
+
+
+async def test_a_self_test_waits_for_steps_of_the_engine() -> None:
+    """Its own, or those of others that it is behind; `/health` answers without any."""
+    num_steps = 0
+    async with fake_server() as fake:
+        server = EngineServer(fake.url, lambda grid: "grid")
+        await server.open()
+        await server.test(lambda: num_steps)
+        fake.stands_still = True
+        testing = asyncio.ensure_future(server.test(lambda: num_steps))
+        assert not (await asyncio.wait([testing], timeout=2 * LOOK_S))[0]
+        num_steps = SHOWS
+        async with asyncio.timeout(PATIENCE_S):
+            await testing
+        fake.stands_still, fake.status = False, 404
+        with pytest.raises(OSError, match="--enable-scale-out"):
+            await server.test(lambda: num_steps)
+        await server.close()

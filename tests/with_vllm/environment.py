@@ -23,14 +23,6 @@ OWN = ("av>=18", "prompt-toolkit>=3.0.50", "transitions>=0.9.2", "zlib-ng>=0.5")
 MOVERS = ("mooncake-transfer-engine-non-cuda>=0.3.13", "nixl>=1.5.1")  # of rows, and of vLLM's KV
 TESTS = ("hypothesis", "pytest", "pytest-asyncio", "pytest-timeout")
 PIP = ("-m", "pip", "install", "--no-compile", "--quiet")
-ASKS = "agent_config.pthrDelay = 0"  # NIXL's progress thread polls without a pause,
-WAITS = "agent_config.pthrDelay = 10000"  # or wakes by events, and every 10 ms
-
-
-def let_nixl_wait(directory: Path) -> None:
-    """Else each server with a NixlConnector takes a core even when it is idle."""
-    for path in directory.glob("lib/python*/site-packages/nixl*/_api.py"):
-        path.write_text(path.read_text().replace(ASKS, WAITS))
 
 
 def make(directory: Path) -> str:
@@ -65,7 +57,6 @@ def main() -> int:
     if reason := make(directory):
         print(f"the tests with vLLM are skipped, for it cannot be installed: {reason}")
         return 0
-    let_nixl_wait(directory)
     python = str(directory / "bin" / "python")
     tests = [python, "-m", "pytest", "-W", "ignore", "-rA", "tests/with_vllm", *sys.argv[2:]]
     environment = {name: text for name, text in os.environ.items() if name not in SLOWS}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,15 +16,15 @@ import pytest
 
 from epd.cli.start.ports import any_free
 from epd_lab.bench.chaos.process import READY_S, Command, ServingCommand, wait_for
-from tests.e2e.client import Body, question
+from tests.e2e.client import question
+from tests.with_vllm.client import ask, ask_all, bodies, longs, said, streams
 from tests.with_vllm.server import DTYPE, VllmServer, model_for_vllm
-from tests.with_vllm.test_engine import SAYS, ask, ask_all, bodies, painted, said, stream
 
 pytestmark = pytest.mark.timeout(1200)
 pytest.importorskip("nixl", reason="KV moves by nixl")
 ROLES = {"p": "prefill", "d": "decode"}
 MANY = 40
-BEFORE_S = 0.2  # in which some of them have a ticket
+BUSY_PERCENT = 40.0  # of a core: 3 with nothing to do, 97 where a thread polls
 
 
 @dataclass
@@ -80,6 +80,14 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
         gateway.discard()
 
 
+def test_idle_servers_leave_the_cores_to_others(apart: Apart) -> None:
+    """NIXL's thread would take one for each of them."""
+    for server in apart.servers.values():
+        (engine,) = (one for one in server.processes() if "EngineCore" in one.cmdline()[0])
+        rests = lambda e=engine: e.cpu_percent(interval=1.0) < BUSY_PERCENT  # noqa: E731
+        wait_for(rests, READY_S, "it rests")
+
+
 def test_answers_are_those_of_one_server(apart: Apart) -> None:
     """And decode computed no prompt: its KV came."""
     those = bodies(60, seed=31)
@@ -105,35 +113,8 @@ def test_a_clients_own_parameters_do_not_pass(apart: Apart) -> None:
         assert server.get("/health") == 200
 
 
-async def streams(
-    url: str, those: list[Body], at: int, act: Callable[[], None], num_late: int = 0
-) -> list[list[int]]:
-    """`act` when so many of them have 40 tokens; the last `num_late` begin just before it."""
-    num_begun, is_due = 0, asyncio.Event()
-
-    def begun() -> None:
-        nonlocal num_begun
-        num_begun += 1
-        if num_begun == at:
-            is_due.set()
-            asyncio.get_running_loop().call_later(BEFORE_S if num_late else 0.0, act)
-
-    async def one(body: Body, *, is_late: bool) -> list[int]:
-        if is_late and at:
-            await is_due.wait()
-        return await stream(url, body, begun)
-
-    first_late = len(those) - num_late
-    return await asyncio.gather(*(one(b, is_late=n >= first_late) for n, b in enumerate(those)))
-
-
-def longs(seed: int) -> list[Body]:
-    asked = [question(SAYS, url) for url in painted(MANY, seed)]
-    return [{**one, "model": "tiny", "max_tokens": 200, "ignore_eos": True} for one in asked]
-
-
 def test_streams_of_a_killed_decode_server_go_on_at_another(apart: Apart) -> None:
-    those = longs(37)
+    those = longs(MANY, 37)
     wanted = asyncio.run(streams(apart.url, those, 0, lambda: None))
     kill = apart.servers["d1"].kill
     found = asyncio.run(streams(apart.url, those, MANY // 2, kill))
@@ -155,7 +136,7 @@ def second(apart: Apart) -> Apart:
 @pytest.mark.parametrize("ends", [False, True], ids=["stands_still", "killed"])
 def test_of_two_prefill_servers_one_costs_a_pause(second: Apart, ends: bool) -> None:
     """Streams that begin just before it ends or stands still are as right as the others."""
-    those, server = longs(43 + ends)[:12], second.servers["p1"]
+    those, server = longs(12, 43 + ends), second.servers["p1"]
 
     def stop() -> None:
         for process in server.processes():
@@ -174,7 +155,7 @@ def test_of_two_prefill_servers_one_costs_a_pause(second: Apart, ends: bool) -> 
 
 def test_without_a_prefill_server_it_is_one_clear_error(apart: Apart) -> None:
     """Streams that have begun end at their decode server."""
-    those = longs(47)[:4]
+    those = longs(4, 47)
     wanted = asyncio.run(streams(apart.url, those, 0, lambda: None))
     found = asyncio.run(streams(apart.url, those, 4, apart.servers["p0"].kill))
     assert found == wanted

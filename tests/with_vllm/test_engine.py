@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import os
-import random
 import re
 import signal
 from collections import Counter
@@ -18,80 +17,34 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import pytest
-from PIL import Image, ImageDraw, ImageFont
 
 from epd.cli.start.ports import any_free
-from epd.tiny import SAMPLES
-from epd.tiny.samples import read_index
 from epd.vllm.server import PATH
 from epd_lab.bench.chaos.process import READY_S, Command, ServingCommand, wait_for
-from tests.e2e.client import Body, data_url, png, question
+from tests.e2e.client import Body, question
+from tests.with_vllm.client import (
+    AT_ONCE,
+    SAYS,
+    ask,
+    ask_all,
+    bodies,
+    longs,
+    painted,
+    said,
+    streams,
+)
 from tests.with_vllm.server import DTYPE, VllmServer, model_for_vllm
 
 pytestmark = pytest.mark.timeout(1200)
 
-LETTERS = "ABCDEFGHKLMNPRSTUVWXYZ23456789"
-SAYS = "What does the image say?"
-AT_ONCE = 8
 PACKAGES = {"shm": "epd", "tcp": "epd", "mooncake": "mooncake", "nixl": "nixl"}
 TRANSPORTS = [name for name, package in PACKAGES.items() if find_spec(package) is not None]
-ANSWER_S = 60.0
-
-
-def painted(count: int, seed: int) -> list[str]:
-    """Pictures of five letters each, which no other seed has."""
-    rng, urls = random.Random(seed), []
-    for _ in range(count):
-        image = Image.new("RGB", (96, 64), "white")
-        text = "".join(rng.choice(LETTERS) for _ in range(5))
-        font = ImageFont.load_default(20)
-        ImageDraw.Draw(image).text((10, 20), text, fill="black", font=font)
-        urls.append(png(image))
-    return urls
-
-
-def bodies(count: int, seed: int) -> list[Body]:
-    """Of the samples, of one picture each, and of one that comes twice."""
-    those = [
-        question(one.question, *(data_url((SAMPLES / name).read_bytes()) for name in one.images))
-        for one in read_index()
-    ]
-    (twice,) = painted(1, seed + 1000)
-    those.append(question(SAYS, twice, twice))
-    those.append(question("Hello"))
-    those += [question(SAYS, url) for url in painted(count - len(those), seed)]
-    return [{**body, "model": "tiny", "max_tokens": 24, "temperature": 0} for body in those]
-
-
-async def ask(url: str, body: Body, path: str = "/v1/chat/completions") -> tuple[int, Any]:
-    timeout = aiohttp.ClientTimeout(total=ANSWER_S)
-    async with (
-        aiohttp.ClientSession(timeout=timeout) as session,
-        session.post(url + path, json=body) as answer,
-    ):
-        text = await answer.text()
-        if answer.status != 200:
-            return answer.status, text
-        return 200, json.loads(text)
-
-
-def said(answer: tuple[int, Any]) -> str:
-    status, body = answer
-    return body["choices"][0]["message"]["content"] if status == 200 else f"{status}: {body[:300]}"
-
-
-async def ask_all(url: str, those: list[Body], at_once: int = AT_ONCE) -> list[str]:
-    places = asyncio.Semaphore(at_once)
-
-    async def one(body: Body) -> str:
-        async with places:
-            return said(await ask(url, body))
-
-    return await asyncio.gather(*(one(body) for body in those))
+HASTE = (
+    "--set timing.suspect_after_s=1 --set timing.lost_after_s=2 --set timing.stall_timeout_s=6 "
+    "--set timing.group_step_timeout_s=5"
+)
 
 
 @dataclass
@@ -171,9 +124,9 @@ def test_answers_are_vllms_own(cluster: Cluster, transport: str) -> None:
 
 
 def test_each_rank_of_a_server_gets_the_rows(cluster: Cluster) -> None:
-    """They come with the orders of a step, to each of its workers."""
+    """They come with the orders of a step, to each of its workers.  Then one of these stops."""
     run_dir = f"{cluster.gateway.run_dir}-pd2"
-    flags = f"--join {cluster.endpoint} --id pd2 --run-dir {run_dir}"
+    flags = f"--join {cluster.endpoint} --id pd2 --run-dir {run_dir} {HASTE}"
     those = bodies(40, seed=23)
     wanted = cluster.own(those)
     with cluster.encoders("1e", "shm"), contextlib.ExitStack() as held:
@@ -183,6 +136,25 @@ def test_each_rank_of_a_server_gets_the_rows(cluster: Cluster) -> None:
         wait_for(lambda: "pd2" in cluster.gateway.instances(), READY_S, "it has joined")
         assert cluster.ask_all(those, at_once=40) == wanted
         assert second.metric("vllm:request_success_total") > 0
+        streams_leave_a_worker_that_stands_still(cluster, second)
+
+
+def streams_leave_a_worker_that_stands_still(cluster: Cluster, server: VllmServer) -> None:
+    """Its server's `/health` answers meanwhile, and the heart of its instance beats.  Two ranks add
+    up in another order than one, so tokens may differ from there on; none is missing."""
+    url, those = cluster.gateway.base_url, longs(12, seed=61)
+    worker = next(one for one in server.processes() if "Worker" in " ".join(one.cmdline()))
+
+    def is_healthy() -> bool:
+        return cluster.gateway.instances().get("pd2", {}).get("state") == "HEALTHY"
+
+    try:
+        found = asyncio.run(streams(url, those, 6, worker.suspend))
+        assert {len(tokens) for tokens in found} == {200}
+        assert server.get("/health") == 200 and not is_healthy()
+    finally:
+        worker.resume()
+    wait_for(is_healthy, READY_S, "it has joined again")
 
 
 def shape(schema: Body) -> Body:
@@ -299,51 +271,18 @@ class _Killed:
         wait_for(lambda: not self._cluster.serving(), READY_S, "it is lost")
 
 
-async def stream(url: str, body: Body, begun: Callable[[], None]) -> list[int]:
-    """Token ids of its answer; `begun` is called after some of them."""
-    timeout, tokens = aiohttp.ClientTimeout(total=2 * ANSWER_S), list[int]()
-    body = {**body, "stream": True, "return_token_ids": True}
-    async with (
-        aiohttp.ClientSession(timeout=timeout) as session,
-        session.post(url + "/v1/chat/completions", json=body) as answer,
-    ):
-        async for line in answer.content:
-            if not line.startswith(b"data: {"):
-                continue
-            event = json.loads(line.removeprefix(b"data: "))
-            assert "error" not in event, event
-            before = len(tokens)
-            for choice in event["choices"]:
-                tokens += choice.get("token_ids") or []
-            if before < 40 <= len(tokens):
-                begun()
-    return tokens
-
-
 def test_streams_of_a_killed_server_go_on_at_another(cluster: Cluster) -> None:
     """Token by token, pictures included."""
-    asked = [question(SAYS, url) for url in painted(40, 17)]
-    those = [{**one, "model": "tiny", "max_tokens": 200, "ignore_eos": True} for one in asked]
     run_dir = f"{cluster.gateway.run_dir}-pd1"
     flags = f"--join {cluster.endpoint} --id pd1 --run-dir {run_dir}"
-    url, num_begun = cluster.gateway.base_url, 0
+    url, those = cluster.gateway.base_url, longs(40, seed=17)
     with cluster.encoders("1e", "shm"), contextlib.ExitStack() as held:
         second = VllmServer(cluster.model, flags)
         held.callback(second.discard)
         second.wait_up()
         wait_for(lambda: "pd1" in cluster.gateway.instances(), READY_S, "it has joined")
-
-        def begun() -> None:
-            nonlocal num_begun
-            num_begun += 1
-            if num_begun == len(those) + 20:  # of the second round
-                second.kill()
-
-        async def all_of_them() -> list[list[int]]:
-            return await asyncio.gather(*(stream(url, body, begun) for body in those))
-
-        wanted = asyncio.run(all_of_them())
-        found = asyncio.run(all_of_them())
+        wanted = asyncio.run(streams(url, those, 0, lambda: None))
+        found = asyncio.run(streams(url, those, 20, second.kill))
         assert second.get("/health") == 0
     assert {len(tokens) for tokens in wanted} == {200}
     assert found == wanted

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from epd_lab.bench.chaos.process import READY_S, ServingCommand, wait_for
+from tests.with_vllm.client import ask_all, bodies
 from tests.with_vllm.server import DTYPE, START_S, VllmServer, model_for_vllm
-from tests.with_vllm.test_engine import ask_all, bodies
 
 pytestmark = pytest.mark.timeout(1200)
 SMALL = (
