@@ -45,7 +45,11 @@ def configured(**other: Any) -> Any:
         **other,
     }
     parallel = SimpleNamespace(data_parallel_size=other.pop("data_parallel_size", 1))
-    return SimpleNamespace(ec_transfer_config=SimpleNamespace(**transfer), parallel_config=parallel)
+    return SimpleNamespace(
+        ec_transfer_config=SimpleNamespace(**transfer),
+        kv_transfer_config=None,
+        parallel_config=parallel,
+    )
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
