@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from epd.topology import parse_topology
-from epd_lab.bench import peer_table
+from epd_lab.bench import peer_table, split_table
 from epd_lab.bench.costs import formats, probe_table
 from epd_lab.bench.servers.figures import stream_name
 from epd_lab.bench.transports import hop_table
@@ -45,6 +45,8 @@ def table(path: Path) -> str:
         return peer_table.table(report)
     if "runs" in report:
         return hop_table.table(report)
+    if "splits" in report:
+        return split_table.table(report, path.parent)
     if "whole" in report:
         return formats.table(report)
     if "reports" not in report:

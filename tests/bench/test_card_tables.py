@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from epd_lab.bench import split_table
 from epd_lab.bench.card_tables import PLACE, with_tables
 from epd_lab.bench.workload import NAMED
 
@@ -22,7 +23,7 @@ TABLES = {
         "peer_two_h200_bf16.json",
         "topologies_two_h200.json",
     ],
-    "topologies.md": ["formats_h200.json", "probes_h200.json"],
+    "topologies.md": ["formats_h200.json", "probes_h200.json", "splits_two_h200.json"],
     "transports.md": ["hop_h200.json"],
 }
 
@@ -54,3 +55,15 @@ def test_a_changed_figure_makes_the_page_stale(tmp_path: Path) -> None:
     card = tmp_path / CARDS[1]
     card.write_text(card.read_text().replace('"req_per_s": 27.3', '"req_per_s": 28.3'))
     assert "| 28.3 |" in with_tables(document, tmp_path)
+
+
+def test_splits_are_beside_replicas_by_their_gain() -> None:
+    """The best of each kind, all streams of a workload together."""
+    lines = split_table.table(
+        json.loads((DOCS / "bench/splits_two_h200.json").read_text()), DOCS / "bench"
+    )
+    rows = [line.strip("| ").split(" | ") for line in lines.splitlines()[2:]]
+    gains = [float(row[4]) for row in rows]
+    assert gains == sorted(gains, reverse=True) and gains[0] > 1.1 > gains[-1]
+    mixed = next(row for row in rows if row[0] == "mixed")
+    assert mixed[2].startswith("`2epd`: 14.02") and mixed[3].startswith("`1ep1ed`: 13.00")

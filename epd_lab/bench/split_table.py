@@ -1,0 +1,59 @@
+"""Where a split holds an SLO for more requests than replicas, and where it does not.
+
+A report has loads that were planned or measured, and names the comparison (`epd bench gpu`) that
+stands beside it whole.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from epd_lab.diagrams.page import markdown_table
+
+HEADER = ["load", "SLO", "replicas, good/s", "split, good/s", "split by replicas", "how", "n"]
+
+
+def table(report: dict[str, Any], folder: Path) -> str:
+    """The largest gain of a split first; loads are named as in `epd plan`."""
+    rows = [*report["splits"], *_beside(folder / report["beside"])]
+    rows.sort(key=lambda row: row["split"][1] / row["replicas"][1], reverse=True)
+    return markdown_table(HEADER, [_cells(row) for row in rows])
+
+
+def _beside(path: Path) -> list[dict[str, Any]]:
+    """By goodput of all streams of a workload together."""
+    report, found = msgspec.json.decode(path.read_bytes()), dict[str, dict[str, float]]()
+    for row in report["rows"]:
+        if " / " not in row["server"]:
+            rates = found.setdefault(row["workload"], {})
+            good = row["figures"]["goodput_req_per_s"]
+            rates[row["server"]] = rates.get(row["server"], 0.0) + good
+    slo = ",".join(
+        f"{name.removesuffix('_s')}={s * 1e3:.0f}ms" for name, s in report["slo"].items()
+    )
+    common = {"slo": slo, "how": f"measured {report['date']}", "n": report["repeats"]}
+    return [
+        {
+            "load": load,
+            "replicas": _best(rates, is_split=False),
+            "split": _best(rates, is_split=True),
+            **common,
+        }
+        for load, rates in found.items()
+    ]
+
+
+def _best(rates: dict[str, float], *, is_split: bool) -> tuple[str, float]:
+    some = [
+        pair for pair in rates.items() if is_split != pair[0].lstrip("0123456789").startswith("epd")
+    ]
+    return max(some, key=lambda pair: pair[1])
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    (replicas, theirs), (split, its) = row["replicas"], row["split"]
+    sides = f"`{replicas}`: {theirs:.2f}", f"`{split}`: {its:.2f}"
+    return [row["load"], row["slo"], *sides, f"{its / theirs:.2f}", row["how"], str(row["n"])]
