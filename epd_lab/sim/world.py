@@ -51,7 +51,7 @@ class Watcher(Protocol):
     ) -> None: ...
 
 
-def _nothing(*what: object) -> None:
+def _nothing(kind: str, *fields: object) -> None:
     """What a world that records nothing does with a trace."""
 
 
@@ -60,8 +60,7 @@ class WorldJournal:
 
     def __init__(self, world: World, process: SimProcess, clock: SimClock) -> None:
         self.now_s = clock.now_s
-        is_seen = world.records or bool(world.watchers)
-        self.observe = partial(world.observe, process) if is_seen else _nothing
+        self.observe = partial(world.observe, process)
 
     def opened(self, machine: Machine) -> None:
         """A machine exists; its first transition is what counts here."""
@@ -83,12 +82,11 @@ class World:
         keep_trace: bool = True,
         records: bool = True,
     ) -> None:
-        """`records`: note what happens, for `digest` and `happened`; `keep_trace`: for `lines`.
-        Without it watchers are for all transitions, and there before the first process."""
+        """`records`: note what happens, for `digest` and `happened`; `keep_trace`: for `lines`."""
         self.seed = seed
         self.records = records
         if not records:
-            self.trace = _nothing  # type: ignore[assignment, method-assign]
+            self.trace = _nothing  # type: ignore[method-assign]
         self.loop = SimLoop(max_steps=max_steps)
         self.random = KeyedRandom(seed)
         self.network = Network(

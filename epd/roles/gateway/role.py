@@ -240,7 +240,7 @@ class GatewayRole(Component[Generation]):
                 machine, generation_fsm.TokensMissed(f"tokens {have} to {chunk.start} were lost")
             )
         elif chunk.start == have:
-            if machine.has_attempt and not machine.token_ids_of_attempt:
+            if not machine.token_ids_of_attempt and machine.has_attempt:
                 self._dispatcher.began(machine)
                 self.admission.go_on()
             arrived = FinalTokensArrived if chunk.finish_reason else TokensArrived

@@ -35,7 +35,7 @@ class Outcomes:
             return StepFailed(Failure(kind, outcome.reason))
         if outcome is None:
             return ChunkComputed()
-        said = until_end(request, outcome if isinstance(outcome, tuple) else (outcome,))
+        said = until_end(request, outcome) if isinstance(outcome, tuple) else (outcome,)
         self._contents.publish(request, record, request.num_tokens)
         if part.decoding:
             self._speculation.said(len(said))

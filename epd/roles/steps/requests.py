@@ -179,7 +179,8 @@ class Requests(Attempts):
         waiting = self._speculation.draft_all(self._scheduler)
         if not self._make_room() and not alone:
             return []
-        self.pump()
+        if self._scheduler.num_waiting:
+            self.pump()
         apart = self.actor.hands.passed_over(self._suspects)
         return self._scheduler.plan(apart + waiting)
 
