@@ -1,12 +1,13 @@
 """A trace in the simulator: the roles that serve, on virtual time.
 
-In `parts`, each with the requests of `LEAD_S` before it, on as many processors.  A part begins with
-empty queues and caches, so parts are for loads that a cluster keeps up with.
+In `parts` of as many tokens, each with the requests of `LEAD_S` before it, on as many processors.
+A part begins with empty queues and caches, so parts are for loads that a cluster keeps up with.
 """
 
 from __future__ import annotations
 
-import math
+import itertools
+from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
 
@@ -23,10 +24,12 @@ def forecast(plan: ForecastPlan, trace: Trace, parts: int = 1) -> list[Sample]:
     """What each request of the trace gets; `plan`'s workload is not asked."""
     if parts == 1:
         return _part(plan, trace)
-    each_s = math.nextafter(trace[-1].arrival_s / parts, math.inf)
-    begins = [number * each_s for number in range(parts)]
-    cuts = [[a for a in trace if s - LEAD_S <= a.arrival_s < s + each_s] for s in begins]
-    leads = [sum(a.arrival_s < s for a in cut) for s, cut in zip(begins, cuts, strict=True)]
+    done = list(itertools.accumulate(one.tokens_out for one in trace))
+    ends = [bisect_right(done, done[-1] * number / parts) for number in range(1, parts + 1)]
+    begins, arrivals = [0, *ends[:-1]], [one.arrival_s for one in trace]
+    firsts = [bisect_left(arrivals, arrivals[min(n, len(trace) - 1)] - LEAD_S) for n in begins]
+    cuts = [trace[first:end] for first, end in zip(firsts, ends, strict=True)]
+    leads = [begin - first for begin, first in zip(begins, firsts, strict=True)]
     with ProcessPoolExecutor(parts) as pool:
         found = list(pool.map(_part, [plan] * parts, cuts))
     return [sample for lead, samples in zip(leads, found, strict=True) for sample in samples[lead:]]
