@@ -23,6 +23,7 @@ from epd.transport.routing import RoutingTransferEngine
 from tests.gpu.test_streams import DELAY_CYCLES
 from tests.roles.topologies.cluster import Cluster
 from tests.roles.topologies.golden import Question, answer, question
+from tests.vllm.test_rows import rows_at_a_server
 
 TIER_NBYTES = 64 << 20
 
@@ -260,3 +261,8 @@ async def test_rows_are_the_same_wherever_they_lie(gpu: Gpu, questions: list[Que
         )
         found.append(gpu.language.logits([sequence]))
     assert all(torch.equal(logits, found[0]) for logits in found)
+
+
+async def test_rows_at_a_worker_of_vllm_are_those_of_the_tower(gpu: Gpu) -> None:
+    """Two pictures, through host memory; the HTTP side of the server is a fake."""
+    await rows_at_a_server(gpu.vision, "cuda")

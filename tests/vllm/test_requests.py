@@ -15,6 +15,7 @@ import pytest
 from llguidance import LLMatcher
 
 from epd.config import GatewayConfig, InstanceConfig
+from epd.engine.vision.engine import TorchVisionEngine
 from epd.failure import FailureKind
 from epd.frontend import Generation, GenerationError, Leave
 from epd.messages import (
@@ -26,12 +27,15 @@ from epd.messages import (
     SamplingParams,
     TokenLogprobs,
 )
-from epd.roles.compose import Engines, Gateway
+from epd.roles.compose import Engines, Gateway, Instance
 from epd.runtime.front import _within
 from epd.runtime.worker import make_ports
+from epd.transport.backend import BackendSettings
+from epd.transport.backends import named
 from epd.transport.base import Received
 from epd.transport.bus.local import LocalBus, LocalBusHub
 from epd.transport.local import LocalMemory
+from epd.transport.routing import RoutingTransferEngine
 from epd.vllm.instance import ServerEngine, ServerInstance
 from epd.vllm.requests import ServerRequests
 from epd.vllm.server import (
@@ -57,11 +61,11 @@ until = partial(wire.until, timeout_s=PATIENCE_S)
 
 
 async def answer_of(
-    gateway: Gateway, params: SamplingParams, begun: Callable[[], None] = lambda: None
+    gateway: Gateway, asked: Generation, begun: Callable[[], None] = lambda: None
 ) -> list[int] | GenerationError:
-    """Tokens of the answer to 7, 8, 9; `begun` is called behind the third."""
+    """Tokens of the answer; `begun` is called behind the third."""
     stream = gateway.role.admit()
-    gateway.role.start_generation(stream, Generation((7, 8, 9), (), params))
+    gateway.role.start_generation(stream, asked)
     tokens: list[int] = []
     async with asyncio.timeout(PATIENCE_S):
         async for update in stream:
@@ -79,9 +83,12 @@ class Cluster:
     gateway: Gateway
     instance: ServerInstance
     server: FakeServer
+    shelf: Shelf
 
     async def ask(self, max_tokens: int = 4, **sampling: Any) -> list[int] | GenerationError:
-        return await answer_of(self.gateway, SamplingParams(max_tokens=max_tokens, **sampling))
+        """Behind 7, 8, 9."""
+        params = SamplingParams(max_tokens=max_tokens, **sampling)
+        return await answer_of(self.gateway, Generation((7, 8, 9), (), params))
 
     async def settle(self) -> None:
         await until(
@@ -89,9 +96,16 @@ class Cluster:
         )
 
 
+def _apart(name: str) -> RoutingTransferEngine:
+    """As of a process of its own: rows go as bytes."""
+    return RoutingTransferEngine(BackendSettings(name, 1), LocalMemory(), [named("shm")])
+
+
 @contextlib.asynccontextmanager
-async def cluster() -> AsyncIterator[Cluster]:
+async def cluster(vision: TorchVisionEngine | None = None) -> AsyncIterator[Cluster]:
+    """`vision`: of an encoder beside the server."""
     hub, memory = LocalBusHub(), LocalMemory()
+    contract = CONTRACT if vision is None else vision.contract
     async with fake_server() as fake:
         gateway_ports = make_ports(
             LocalBus(hub, "gateway", 1), _within("gateway", 1, memory, "never")
@@ -99,20 +113,28 @@ async def cluster() -> AsyncIterator[Cluster]:
         gateway = Gateway(gateway_ports, GatewayConfig(), "f")
         server = EngineServer(fake.url, lambda grid: "grid", guides=True)
         await server.open()
-        engine = ServerEngine(CONTRACT, 64, Shelf(CONTRACT), server)
-        ports = make_ports(LocalBus(hub, "pd", 1), _within("pd", 1, memory, "auto"))
+        engine = ServerEngine(contract, 64 if vision is None else 4096, Shelf(contract), server)
+        ports = make_ports(LocalBus(hub, "pd", 1), _apart("pd"))
         config = InstanceConfig(instance_id="pd", roles=ROLES)
         engines = Engines(language=cast("Any", engine), probe=server.probe)
         at = [gateway.actor.address]
         instance = ServerInstance(ports, config, engines, at, "f", "host", 1)
+        instances = [instance]
+        if vision is not None:
+            ports = make_ports(LocalBus(hub, "e", 1), _apart("e"))
+            config = InstanceConfig(instance_id="e", roles=("encode",))
+            instances += [Instance(ports, config, Engines(vision=vision), at, "f", "host", 1)]
         gateway.start()
-        await instance.test()
-        instance.start()
+        for one in instances:
+            await one.test()
+            one.start()
         try:
-            await until(lambda: gateway.role.ready().stages.get("decode"))
-            yield Cluster(gateway, instance, fake)
+            stages = ["decode"] if vision is None else ["encode", "decode"]
+            await until(lambda: all(map(gateway.role.ready().stages.get, stages)))
+            yield Cluster(gateway, instance, fake, engine.shelf)
         finally:
-            await instance.close()
+            for one in instances:
+                await one.close()
             await gateway.close()
             await server.close()
 

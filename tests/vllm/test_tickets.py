@@ -40,7 +40,7 @@ class Apart:
         self, max_tokens: int = 4, begun: Callable[[], None] = lambda: None, **sampling: Any
     ) -> list[int] | GenerationError:
         params = SamplingParams(max_tokens=max_tokens, **sampling)
-        return await answer_of(self.gateway, params, begun)
+        return await answer_of(self.gateway, Generation((7, 8, 9), (), params), begun)
 
     async def settle(self) -> None:
         """All is given back, at both ends."""
