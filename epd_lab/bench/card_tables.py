@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md, peers.md, topologies.md and transports.md, from reports
+"""The tables of docs/cards, peers.md, topologies.md and transports.md, from reports
 under docs/bench.
 
 A card's file, such as h200.json, has rows in the form of gpu.json (`epd bench gpu`), each with its

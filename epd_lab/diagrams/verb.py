@@ -10,8 +10,8 @@ Write docs/state_diagrams: for each state machine its theory, a diagram, the who
 and event, and its effects; and one image of which role sends which message to whom. All of it is
 read from the tables and the roles that run, so it cannot be wrong, only stale: --check says so.
 With them docs/settings.md, read from epd/config.py, docs/drills/models.md, read from
-epd_lab/formal, the drawings of the page at /ui, the table of families in docs/engine.md, and tables
-of four other pages, read from the measurements under docs/bench.
+epd_lab/formal, the drawings of the page at /ui, the table of families in docs/engine.md, and
+docs/cards and tables of three other pages, read from the measurements under docs/bench.
 
 With --promela or --tla write instead each machine, and both ends of a transfer over a network
 that loses, repeats and reorders, as models for SPIN or for a checker of TLA+; docs/simulation.md
@@ -52,18 +52,20 @@ def default_out(folder: str = "docs/state_diagrams") -> Path:
 def others() -> dict[Path, str]:
     """Files of the checkout beyond that folder, and what they should be."""
     from epd.api.web import DRAWINGS
+    from epd_lab.bench import card_page
     from epd_lab.bench.card_tables import with_tables
     from epd_lab.diagrams import drawings, families_page, models_page, modules_page, settings_page
 
     docs = default_out("docs")
     engine = docs / "engine.md"
-    names = ("performance.md", "peers.md", "topologies.md", "transports.md")
+    names = ("peers.md", "topologies.md", "transports.md")
     pages = [docs / name for name in names]
     return {
         docs / "settings.md": settings_page.page(),
         engine: families_page.with_table(engine.read_text(encoding="utf-8")),
         docs / "drills" / "models.md": models_page.page(),
         docs / "state_diagrams" / "engine.md": modules_page.page(),
+        **card_page.pages(docs),
         **{page: with_tables(page.read_text(encoding="utf-8"), docs / "bench") for page in pages},
         DRAWINGS: drawings(),
     }

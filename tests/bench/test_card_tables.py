@@ -8,15 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from epd_lab.bench import split_table
+from epd_lab.bench import card_page, split_table
 from epd_lab.bench.card_tables import PLACE, with_tables
 from epd_lab.bench.workload import NAMED
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = DOCS / "performance.md"
 CARDS = ("h100.json", "h200.json")
 TABLES = {
-    "performance.md": list(CARDS),
     "peers.md": [
         "peer_h200_bf16.json",
         "peer_h200_fp8.json",
@@ -50,11 +48,16 @@ def test_a_row_has_its_date_its_number_of_runs_and_figures_with_units(card: str)
 def test_a_changed_figure_makes_the_page_stale(tmp_path: Path) -> None:
     for path in (DOCS / "bench").glob("*.json"):
         shutil.copy(path, tmp_path)
-    document = PAGE.read_text(encoding="utf-8")
-    assert with_tables(document, tmp_path) == document
+    document = (DOCS / "cards/h200.md").read_text(encoding="utf-8")
+    assert card_page.page("h200", tmp_path) == document
     card = tmp_path / CARDS[1]
     card.write_text(card.read_text().replace('"req_per_s": 27.3', '"req_per_s": 28.3'))
-    assert "| 28.3 |" in with_tables(document, tmp_path)
+    assert "| 28.3 |" in card_page.page("h200", tmp_path)
+
+
+def test_a_card_without_costs_has_the_command_that_measures_it() -> None:
+    text = card_page.page("h100", DOCS / "bench")
+    assert "epd bench calibrate" in text and "| ms |" not in text
 
 
 def test_splits_are_beside_replicas_by_their_gain() -> None:
