@@ -83,6 +83,7 @@ class StepTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mixed_ms: NotNegative
     launch: Launch
     longest: Count  # tokens of a sequence, as far as was measured
+    max_mixed: Count = 2048  # tokens of a captured step that has prompts and decodes
 
 
 class TimedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

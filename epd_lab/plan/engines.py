@@ -156,7 +156,8 @@ class PlannedLanguage(AlikeRanks):
         self._costs = costs
         self._device = device
         self._captures = config.cuda_graphs
-        self._max_captured = min(costs.step.launch.max_captured, config.max_captured_tokens)
+        most = min(costs.step.launch.max_captured, config.max_captured_tokens)
+        self._max_captured = {True: min(most, costs.step.max_mixed), False: most}
 
     def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
         return RopePositions(None)
@@ -205,7 +206,8 @@ class PlannedLanguage(AlikeRanks):
         mixed = 0 < num_decodes < len(batch)
         device_s = self._costs.step_s(num_tokens, num_context, num_pairs, mixed=mixed)
         launch = self._costs.step.launch
-        captured = self._captures and (num_tokens <= self._max_captured or not num_pairs)
+        fits = num_tokens <= self._max_captured[mixed] or not num_pairs
+        captured = self._captures and fits
         gap_s = self._costs.gap_ms / 1e3 * (num_pairs > 0)
         piece = CallPart(launch.host_s(captured=captured), device_s, captured, gap_s)
         begun = partial(self._tell_layers, on_layers)

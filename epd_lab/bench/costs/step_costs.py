@@ -164,6 +164,8 @@ class StepMeter:
 
     async def step(self) -> StepTimes:
         """All costs of steps."""
+        from epd.engine.language.graphs import MIXED_TOKENS
+
         language = self.language
         capacity = language.num_blocks * language.kv_layout.block_size
         context = min(CONTEXT, language.max_context // 2, capacity // DECODES // 2)
@@ -200,6 +202,7 @@ class StepMeter:
             mixed_ms=max(0.0, both_ms - parts_ms),
             launch=await self._step_launch(chunk),
             longest=history + chunk,
+            max_mixed=MIXED_TOKENS,
         )
 
     async def checks(self) -> tuple[TimedStep, ...]:
@@ -212,12 +215,16 @@ class StepMeter:
         return tuple(found)
 
     async def _step_launch(self, chunk: int) -> Launch:
+        from epd.engine.language.graphs import MIXED_TOKENS
+
         engine = self.settings.engine
         if self.language.kv_in_place:  # a CPU: who launches computes
             return Launch(captured_ms=0.0, max_captured=0, one_by_one_ms=0.0)
         captured = min(engine.max_captured_tokens, engine.max_step_tokens) * engine.cuda_graphs
         longest = min(engine.max_step_tokens, 2 * captured or chunk)
-        few, many = (batch_of(self.language, 0, 0, [(count, 0)]) for count in (chunk, longest))
+        decodes = min(DECODES, longest - MIXED_TOKENS) if captured and longest > MIXED_TOKENS else 0
+        few = batch_of(self.language, 0, 0, [(chunk, 0)])
+        many = batch_of(self.language, decodes, CHUNK, [(longest - decodes, 0)])
         return Launch(
             captured_ms=await self._host_ms(lambda: self.language.step(few)),
             max_captured=captured,
