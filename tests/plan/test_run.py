@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from epd.engine.base import StepSequence
 from epd.scheduling import slice_cost
 from epd_lab.bench.workload import NAMED, Bursts, Closed, Shape, Stream, Workload
 from epd_lab.plan.costs import BUNDLED, read
+from epd_lab.plan.device import CallPart
+from epd_lab.plan.engines import PlannedLanguage
 from epd_lab.plan.run import ForecastPlan, gpu_settings, run
 
 COSTS = read(BUNDLED)
@@ -47,6 +51,24 @@ def test_one_user_waits_for_the_parts_of_the_cost_file() -> None:
     assert alone_ms < told["ttft_ms_p50"] < 1.1 * alone_ms
     step_ms = 1e3 * COSTS.step_s(1, 2109, 0, mixed=False)
     assert told["itl_ms_p50"] == pytest.approx(step_ms, rel=0.05)
+
+
+@pytest.mark.parametrize(("decodes", "tokens", "captured"), [
+    (0, 4096, True), (0, 4097, False), (1, 2047, True), (1, 2048, False), (3000, 0, True),
+])  # fmt: skip
+def test_a_step_is_captured_as_far_as_its_engine_captures(
+    decodes: int, tokens: int, captured: bool
+) -> None:
+    """With decodes beside prompts less far; decodes alone always."""
+    launched: list[CallPart] = []
+    device: Any = SimpleNamespace(launch=lambda pieces, **_: launched.extend(pieces))
+    language = PlannedLanguage(COSTS, device, SETTINGS.engine, kv_in_place=False)
+    batch = [StepSequence(str(n), (7,), 9, (), None) for n in range(decodes)]
+    batch += [StepSequence("prompt", range(tokens), 0, (), None)] * bool(tokens)
+    language.step(batch)
+    (piece,) = launched
+    assert piece.at_once == captured
+    assert piece.host_s == COSTS.step.launch.host_s(captured=captured)
 
 
 def test_a_slower_hop_is_waited_for() -> None:
