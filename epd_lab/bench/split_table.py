@@ -31,9 +31,7 @@ def _beside(path: Path) -> list[dict[str, Any]]:
             rates = found.setdefault(row["workload"], {})
             good = row["figures"]["goodput_req_per_s"]
             rates[row["server"]] = rates.get(row["server"], 0.0) + good
-    slo = ",".join(
-        f"{name.removesuffix('_s')}={s * 1e3:.0f}ms" for name, s in report["slo"].items()
-    )
+    slo = ",".join(f"{name.removesuffix('_s')}={_time(s)}" for name, s in report["slo"].items())
     common = {"slo": slo, "how": f"measured {report['date']}", "n": report["repeats"]}
     return [
         {
@@ -44,6 +42,10 @@ def _beside(path: Path) -> list[dict[str, Any]]:
         }
         for load, rates in found.items()
     ]
+
+
+def _time(s: float) -> str:
+    return f"{s:.0f}s" if s >= 1 else f"{s * 1e3:.0f}ms"
 
 
 def _best(rates: dict[str, float], *, is_split: bool) -> tuple[str, float]:
