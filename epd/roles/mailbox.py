@@ -108,10 +108,7 @@ class Mailbox:
         if self._posted:
             self.finish()
         self.may_fire = False
-        try:
-            item(*arguments)
-        except Exception as error:
-            self._on_error(name, error)
+        self.do(name, item, *arguments)
         if self._posted:
             self.finish()
         self.may_fire = True

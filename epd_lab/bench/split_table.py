@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from epd_lab.diagrams.page import markdown_table
+from epd_lab.plan.compared import goodput, read_report
+from epd_lab.plan.topologies import is_replicas
 
 HEADER = ["load", "SLO", "replicas, good/s", "split, good/s", "split by replicas", "how", "n"]
 
@@ -24,20 +24,16 @@ def table(report: dict[str, Any], folder: Path) -> str:
 
 
 def _beside(path: Path) -> list[dict[str, Any]]:
-    """By goodput of all streams of a workload together."""
-    report, found = msgspec.json.decode(path.read_bytes()), dict[str, dict[str, float]]()
-    for row in report["rows"]:
-        if " / " not in row["server"]:
-            rates = found.setdefault(row["workload"], {})
-            good = row["figures"]["goodput_req_per_s"]
-            rates[row["server"]] = rates.get(row["server"], 0.0) + good
-    slo = ",".join(f"{name.removesuffix('_s')}={_time(s)}" for name, s in report["slo"].items())
-    common = {"slo": slo, "how": f"measured {report['date']}", "n": report["repeats"]}
+    report, found = read_report(path), dict[str, dict[str, float]]()
+    for (server, workload), rate in goodput(report.rows).items():
+        found.setdefault(workload, {})[server] = rate
+    slo = ",".join(f"{name.removesuffix('_s')}={_time(s)}" for name, s in report.slo.items())
+    common = {"slo": slo, "how": f"measured {report.date}", "n": report.repeats}
     return [
         {
             "load": load,
-            "replicas": _best(rates, is_split=False),
-            "split": _best(rates, is_split=True),
+            "replicas": _best(rates, replicas=True),
+            "split": _best(rates, replicas=False),
             **common,
         }
         for load, rates in found.items()
@@ -48,10 +44,8 @@ def _time(s: float) -> str:
     return f"{s:.0f}s" if s >= 1 else f"{s * 1e3:.0f}ms"
 
 
-def _best(rates: dict[str, float], *, is_split: bool) -> tuple[str, float]:
-    some = [
-        pair for pair in rates.items() if is_split != pair[0].lstrip("0123456789").startswith("epd")
-    ]
+def _best(rates: dict[str, float], *, replicas: bool) -> tuple[str, float]:
+    some = [pair for pair in rates.items() if is_replicas(pair[0]) is replicas]
     return max(some, key=lambda pair: pair[1])
 
 

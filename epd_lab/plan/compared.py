@@ -33,6 +33,7 @@ class MeasuredReport:
     date: str
     slo: dict[str, float]
     rows: list[dict[str, Any]]
+    repeats: int = 1
 
 
 def read_report(path: Path) -> MeasuredReport:
@@ -47,7 +48,8 @@ def read_report(path: Path) -> MeasuredReport:
             for row in found["rows"]
             if " / " not in row["server"]
         ]
-        return MeasuredReport(path.name, found.get("date", ""), found.get("slo", {}), rows)
+        date, slo = found.get("date", ""), found.get("slo", {})
+        return MeasuredReport(path.name, date, slo, rows, found.get("repeats", 1))
     except OSError as error:
         raise ConfigError(f"--measured {path}: {error.strerror}") from error
     except (msgspec.DecodeError, LookupError, TypeError) as error:
@@ -61,7 +63,7 @@ def comparison(predicted: Rows, report: MeasuredReport) -> Comparison:
     """By goodput of all streams of a workload together.  The better of two is also right where
     their measured goodput is alike (`TIE`)."""
     keyed = [{"key": (r["server"], r["workload"]), "figures": r["figures"]} for r in predicted]
-    ours, theirs = _goodput(keyed), _goodput(report.rows)
+    ours, theirs = goodput(keyed), goodput(report.rows)
     by_workload: dict[str, list[str]] = {}
     for server, workload in theirs:
         by_workload.setdefault(workload, []).append(server)
@@ -80,7 +82,8 @@ def comparison(predicted: Rows, report: MeasuredReport) -> Comparison:
     return Comparison(report.name, report.date, tuple(off), (right, pairs))
 
 
-def _goodput(rows: Rows) -> dict[tuple[str, str], float]:
+def goodput(rows: Rows) -> dict[tuple[str, str], float]:
+    """By server and workload, of all its streams together."""
     found: dict[tuple[str, str], float] = {}
     for row in rows:
         server, workload = row["key"][:2]

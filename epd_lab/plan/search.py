@@ -19,14 +19,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from epd.topology import ROLES, parse_topology
 from epd_lab.bench.servers.figures import Figures, Slo, figures, percentile
 from epd_lab.bench.servers.openai_load import Sample
 from epd_lab.bench.traces.form import Trace, at_rate
 from epd_lab.bench.workload import Workload, crowded
 from epd_lab.plan.costs import Costs
 from epd_lab.plan.run import ForecastPlan, gpu_settings, samples_of
-from epd_lab.plan.topologies import promising
+from epd_lab.plan.topologies import is_replicas, promising
 from epd_lab.plan.traced import forecast
 
 TIE = 0.02  # goodput of two that differ by less is alike
@@ -76,10 +75,6 @@ class Outcome:
         began_s = min((sample.sent_s for sample in self.samples), default=0.0)
         ended_s = max((sample.ended_s for sample in self.samples), default=0.0)
         return sum(map(slo.kept_by, self.samples)) / (ended_s - began_s or 1e-9)
-
-    @property
-    def is_replicas(self) -> bool:
-        return all(len(roles) == len(ROLES) for roles in parse_topology(self.candidate.topology))
 
     def taken(self, slo: Slo) -> float:
         """What 99 of 100 requests take of their bounds, as a share."""
@@ -135,7 +130,10 @@ def ranked(outcomes: Sequence[Outcome], slo: Slo) -> list[Outcome]:
     while left:
         least = left[0].goodput(slo) * (1 - TIE)
         alike = [one for one in left if one.goodput(slo) >= least]
-        found += sorted(alike, key=lambda one: one.taken(slo) * (ROOM if one.is_replicas else 1.0))
+        found += sorted(
+            alike,
+            key=lambda one: one.taken(slo) * (ROOM if is_replicas(one.candidate.topology) else 1.0),
+        )
         left = left[len(alike) :]
     return found
 

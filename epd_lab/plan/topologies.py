@@ -14,6 +14,11 @@ def sensible(num_gpus: int) -> list[str]:
     return [f"{num_gpus}epd", *_split(num_gpus)]
 
 
+def is_replicas(topology: str) -> bool:
+    """Whether each instance has all stages."""
+    return all(len(roles) == len(ROLES) for roles in parse_topology(topology))
+
+
 def _split(num_gpus: int) -> Iterator[str]:
     for first in range(1, num_gpus):
         rest = num_gpus - first

@@ -43,7 +43,7 @@ class Speculation:
         self._now_s = now_s
         self._worth: DraftWorth | None = None  # until somebody may draft
         self._pays = True  # in the next step
-        self.is_kept = True  # what drafts need of the next step, where a layer makes them
+        self.is_kept = True  # by the layer that drafts, rows of the next step
         self._num_said = 0  # tokens since it was measured last
         self._since_s = math.inf
         self._config = config

@@ -111,10 +111,11 @@ class DraftWorth:
             load.observe(num_tokens, elapsed_s)
 
     def _load(self, num_decoding: int) -> _Load:
-        size = max(
-            num_decoding - 1, 0
-        ).bit_length()  # up to 64 are one, since 64 are often asked for
-        return self._loads.setdefault(size, _Load(size))
+        """Up to 64 are one, since 64 are often asked for."""
+        size = max(num_decoding - 1, 0).bit_length()
+        if size not in self._loads:
+            self._loads[size] = _Load(size)
+        return self._loads[size]
 
     def _follow(self, drafts: bool) -> None:
         """Behind a turn with drafts or without."""

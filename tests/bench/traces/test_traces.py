@@ -18,7 +18,7 @@ from epd_lab.bench.gateway.gateway import running
 from epd_lab.bench.servers.openai_load import Sample
 from epd_lab.bench.traces import form, published, shapes
 from epd_lab.bench.traces.form import Picture, TraceRequest
-from epd_lab.bench.traces.replay import body_of, lateness_ms, replay
+from epd_lab.bench.traces.replay import _settled, body_of, lateness_ms, replay
 from epd_lab.bench.workload import Wording
 from epd_lab.plan import traced
 
@@ -137,6 +137,33 @@ async def test_requests_are_sent_when_they_are_due_whatever_the_server_does() ->
     samples = await replay(Slow(), trace, bodies(), lambda sample: None, clock)
     p50, _, most = lateness_ms(trace, samples)
     assert 0.0 <= p50 <= most < 1000.0, "one behind the other the last would be 2.5 s late"
+
+
+class MetricsPage:
+    """Of a server whose count of encodes grows with each look at it."""
+
+    def __init__(self, *counts: int) -> None:
+        self._counts = list(counts)
+
+    async def text(self, path: str) -> str:
+        assert path == "/metrics"
+        count = self._counts.pop(0) if len(self._counts) > 1 else self._counts[0]
+        return (
+            "# HELP epd_encodes_total images encoded\n"
+            f'epd_encodes_total{{instance="e0"}} {count}.0\n'
+            'epd_encodes_total{instance="e1"} 2.0\n'
+        )
+
+
+async def test_the_count_is_of_all_encoders_and_late_ones_are_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def at_once(delay_s: float) -> None:
+        """No waiting."""
+
+    monkeypatch.setattr(asyncio, "sleep", at_once)
+    assert await _settled(MetricsPage(5, 9, 14, 14), 2, 14) == 14  # type: ignore[arg-type]
+    assert await _settled(MetricsPage(14, 15), 2, 14) == 15  # type: ignore[arg-type]
 
 
 async def test_a_server_gets_a_trace_and_encodes_each_picture_once(

@@ -107,10 +107,10 @@ async def test_the_layer_is_left_out_while_nobody_drafts(
     now = {"drafts": True}
     worth: Any = SimpleNamespace(
         pays=lambda num_decoding, num_followed: now["drafts"],
-        observe=lambda *turn: now.update(drafts=not now["drafts"]) if next(turns) % 8 else None,
+        observe=lambda *turn: None if next(turns) % 8 else now.update(drafts=not now["drafts"]),
         is_kept=False,
     )
-    turns = itertools.count()
+    turns = itertools.count(1)
     monkeypatch.setattr("epd.roles.steps.speculation._worth", lambda: worth)
     cluster = cluster_of(shared, "1epd")
     requests = cluster.instances["epd0"].requests

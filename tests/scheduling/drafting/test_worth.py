@@ -16,7 +16,7 @@ from epd.scheduling.drafting.worth import (
     UNCOUNTED,
     WAITS,
     DraftWorth,
-)  # fmt: skip
+)
 
 PLAIN_S = 0.01
 
@@ -121,13 +121,19 @@ class Followed:
         return drafts, is_kept and not drafts
 
 
+def behind_trials(length: int) -> Followed:
+    """Drafts have been tried there, and none held."""
+    instance = Followed(length)
+    for _ in range(300):
+        instance.turn(0.0)
+    return instance
+
+
 @given(st.integers(16, 4000))
 @settings(max_examples=20)
 def test_a_layer_that_nobody_needs_is_left_out(length: int) -> None:
     """But for one turn in SHARE, in which it follows requests for a trial."""
-    instance = Followed(length)
-    for _ in range(300):
-        instance.turn(0.0)
+    instance = behind_trials(length)
     turns = [instance.turn(0.0) for _ in range(4 * MOST)]
     assert sum(kept for _, kept in turns) < len(turns) / SHARE + WAITS + 5 * LINGER
     assert sum(drafts for drafts, _ in turns) < 0.01 * len(turns)
@@ -137,9 +143,7 @@ def test_a_layer_that_nobody_needs_is_left_out(length: int) -> None:
 @settings(max_examples=10)
 def test_a_layer_that_was_left_out_comes_back(length: int) -> None:
     """For requests that begin: those that ran meanwhile have no rows of it."""
-    instance = Followed(length)
-    for _ in range(300):
-        instance.turn(0.0)
+    instance = behind_trials(length)
     for _ in range(SHARE * 8 * MOST):
         drafts, _ = instance.turn(3.0)
         if drafts:
