@@ -248,6 +248,8 @@ async def test_a_step_runs_ahead(shared: dict[str, Any]) -> None:
         requests = cluster.instances["epd0"].requests
         assert requests is not None
         step = requests.engine.step
+        pictured = await question("what?", 1, max_tokens=30)
+        await ask_all(cluster.gateway, [pictured])  # once its rows are there it joins with others
 
         def watch(batch: Sequence[StepSequence], on_layers: Any = None) -> Any:
             for sequence in batch:
@@ -256,7 +258,7 @@ async def test_a_step_runs_ahead(shared: dict[str, Any]) -> None:
             return step(batch, on_layers)
 
         requests.engine.step = watch  # type: ignore[method-assign]
-        await ask_all(cluster.gateway, [stops, waits, await question("what?", 1, max_tokens=30)])
+        await ask_all(cluster.gateway, [stops, waits, pictured])
     # Who joins late is met by a step that does not run ahead: a few less on a busy machine.
     assert seen[True, False] > 20
     assert seen[True, True] > 4, "who asks for more runs ahead, too"
