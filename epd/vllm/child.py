@@ -48,14 +48,15 @@ async def keep(server: ServerCommand, ending: Ending, status: Status) -> int:
             wanted = ended, others[1]
             await asyncio.wait(wanted, timeout=STOP_S, return_when=asyncio.FIRST_COMPLETED)
             return ending.exit_status
-        status("failed", f"vLLM has ended with exit status {ended.result()}: it printed the reason")
-        return 1
     finally:
         for waiting in (looking, *others):
             waiting.cancel()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # its engine, too
         await ended
+    # Behind the kill: with this status the supervisor may end this process.
+    status("failed", f"vLLM has ended with exit status {ended.result()}: it printed the reason")
+    return 1
 
 
 async def _look(url: str, status: Status) -> None:
