@@ -107,6 +107,7 @@ PARENTS = dict.fromkeys(("qwen3_5", "glm", "paddleocr_vl"), ("qwen_vl",)) | {
 # The longest prefix of a module's name decides.
 AREAS = {
     "epd.errors": Area((), not_stdlib=NOT_PURE),
+    "epd.in_thread": Area((), not_stdlib=NOT_PURE - {"asyncio", "threading"}),
     "epd.later": Area((), not_stdlib=NOT_PURE),
     "epd.setting": Area((), packages("msgspec"), NOT_PURE),
     "epd.config": Area(("epd.errors", "epd.setting"), packages("msgspec"), NOT_PURE),
@@ -220,7 +221,7 @@ AREAS = {
     },
     "epd.api.document": Area(("epd.api", "epd.frontend", *LEAVES), packages("msgspec")),
     "epd.api.watching": Area(
-        api("answers", "asked", "http", "prompts", "watching", "web"),
+        ("epd.in_thread", *api("answers", "asked", "http", "prompts", "watching", "web")),
         packages("msgspec", "prometheus_client"),
         lazily=packages("opentelemetry"),
     ),

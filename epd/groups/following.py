@@ -30,9 +30,9 @@ from epd.groups.commands import (
 )
 from epd.groups.data import RankPart
 from epd.groups.leader import END_S, Follower
+from epd.in_thread import in_thread
 from epd.records import rank_name
 from epd.runtime import heap
-from epd.runtime.in_thread import in_thread
 from epd.runtime.loading import LoadedRank, load_rank
 from epd.runtime.system import SystemClock
 from epd.runtime.worker import open_transfers
@@ -151,7 +151,7 @@ async def follow(
         if not writer.is_closing():
             writer.write(frame(reply))
 
-    loading = in_thread(partial(_load, config, rank, meets))
+    loading = in_thread(partial(_load, config, rank, meets), "load")
     first = asyncio.ensure_future(frame_of(reader))
     await asyncio.wait((loading, first), return_when=asyncio.FIRST_COMPLETED)
     if not loading.done():

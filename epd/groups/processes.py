@@ -53,8 +53,8 @@ from epd.groups.following import (
     open_shard,
 )
 from epd.groups.leader import Command, Leader
+from epd.in_thread import in_thread
 from epd.runtime import lines
-from epd.runtime.in_thread import in_thread
 from epd.runtime.logs import set_up_logging
 from epd.runtime.system import SystemClock, die_with_parent
 from epd.runtime.worker import Status, new_epoch
@@ -122,7 +122,7 @@ class RankProcesses:
                 rank.reader, rank.writer = opened
             assert rank.reader is not None
             rank.reads = asyncio.create_task(self._read(number, rank.reader))
-        loaded = in_thread(load)
+        loaded = in_thread(load, "load")
         try:
             for awaited in (loaded, leader.ready):
                 await asyncio.wait((awaited, leader.lost), return_when=asyncio.FIRST_COMPLETED)

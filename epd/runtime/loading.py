@@ -85,10 +85,10 @@ class Kept:
 
     async def anew(self, progress: Progress, config: InstanceConfig) -> Engines:
         """Load what these roles lack."""
-        from epd.runtime.in_thread import in_thread
+        from epd.in_thread import in_thread
 
         heap.let_go()  # engines of the life before, and the memory that they had planned
-        return await in_thread(partial(load_engines, config, progress, kept=self))
+        return await in_thread(partial(load_engines, config, progress, kept=self), "load")
 
     def forget(self, own: LoadedRank) -> None:
         """What these do not need."""

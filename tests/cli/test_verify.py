@@ -210,14 +210,19 @@ def test_what_is_wrong_in_the_engine_is_named(
     assert first_wrong(found(both, row))[0] == row
 
 
-def test_what_is_no_number_is_no_other_expert() -> None:
-    right, wrong = torch.arange(4.0), torch.full((4,), math.nan)
-    ours = SimpleNamespace(run=lambda found: found, numbers=lambda n: wrong if n == 2 else right)
+@pytest.mark.parametrize(
+    ("wrong", "most", "result"),
+    [(-9.0, 0.5, Result.SAME), (-9.0, 0.25, Result.DIFFERS), (math.nan, 0.5, Result.DIFFERS)],
+    ids=["another expert", "too often", "no number"],
+)
+def test_a_few_may_have_another_expert(wrong: float, most: float, result: Result) -> None:
+    right, one = torch.arange(4.0), torch.tensor([0.0, 1.0, 2.0, wrong])
+    ours = SimpleNamespace(run=lambda found: found, numbers=lambda n: one if n == 2 else right)
     fake: Any = SimpleNamespace(
-        ours=ours, may_jump=True, asked=lambda row: range(4),
+        ours=ours, most_jumps=most, asked=lambda row: range(4),
         right={"text": ([right] * 4, Apart(0.1, 0.1, 0.1))},
     )  # fmt: skip
-    assert text(fake).result is Result.DIFFERS
+    assert text(fake).result is result
 
 
 # --- what fits, and the command -------------------------------------------------------------------

@@ -20,6 +20,7 @@ from epd.runtime.supervisor import _lines_of
 from epd.runtime.worker import Ending
 from epd.runtime.zygote import LOST, Zygote, ZygoteLost
 from epd.tiny import CHECKPOINT
+from tests.api.wire import until
 from tests.e2e.server import is_alive
 
 TIMEOUT_S = 110.0  # pytest's own is 120: on a busy machine a start takes half a minute
@@ -85,7 +86,7 @@ async def test_forks_run_signals_reach_them_and_a_dead_zygote_is_replaced(zygote
     assert b"loading" in await third.stdout.readline()
     assert await third.wait() == LOST
     await zygote.close()
-    assert not psutil.pid_exists(mother)
+    await until(lambda: not psutil.pid_exists(mother))
     with pytest.raises(ZygoteLost, match="forks workers"):
         await zygote.fork()
 

@@ -15,7 +15,6 @@ The library is optional (`pip install epd[otel]`).  It reads `OTEL_SERVICE_NAME`
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import queue
@@ -32,6 +31,7 @@ from epd.api.watching.otel_spans import SpanData, spans_of
 from epd.api.watching.tracing import Record, Tracer
 from epd.config import ConfigError
 from epd.frontend import Metric
+from epd.in_thread import in_thread
 
 S = TypeVar("S")
 R = TypeVar("R", bound=Enum)
@@ -146,20 +146,16 @@ class OtelTracer(Tracer):
 
     async def close(self) -> None:
         """Bounded by about `CLOSE_S`, whatever the collector does."""
-        loop = asyncio.get_running_loop()
-        ended = asyncio.Event()
 
         def wait() -> None:
             if not self._ended.wait(CLOSE_S):
                 self._stop_exporting()  # nothing is tried again; its threads end soon
-            loop.call_soon_threadsafe(ended.set)
 
         try:
             self._records.put_nowait(None)
         except queue.Full:
             log.warning("traces: %s requests are not exported any more", MAX_RECORDS)
-        threading.Thread(target=wait, name="epd-otel-close", daemon=True).start()
-        await ended.wait()
+        await in_thread(wait, "epd-otel-close")
         if not self._ended.is_set():
             log.warning("traces: the collector does not take what is left; it is dropped")
 

@@ -11,14 +11,15 @@ generative AI servers.  The library is optional (`pip install epd[otel]`).
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 
 from epd import __version__
 from epd.api.watching.metering import NO_METER, Meter
 from epd.api.watching.otel import CLOSE_S, needs_library, resource, whole
 from epd.api.watching.tracing import Record
+from epd.in_thread import in_thread
 
 METRICS_PATH = "/v1/metrics"
 DURATION = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
@@ -80,12 +81,6 @@ class OtelMeter(Meter):
 
     async def close(self) -> None:
         """Bounded by about `CLOSE_S`, whatever the collector does."""
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
-
-        def shut_down() -> None:
-            self._provider.shutdown(timeout_millis=CLOSE_S * 1000)
-            loop.call_soon_threadsafe(ended.set)
-
-        threading.Thread(target=shut_down, name="epd-otel-metrics", daemon=True).start()
+        shut_down = partial(self._provider.shutdown, timeout_millis=CLOSE_S * 1000)
         with suppress(TimeoutError):  # the SDK logs what it could not export
-            await asyncio.wait_for(ended.wait(), CLOSE_S)
+            await asyncio.wait_for(in_thread(shut_down, "epd-otel-metrics"), CLOSE_S)

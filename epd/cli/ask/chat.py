@@ -10,7 +10,6 @@ import asyncio
 import os
 import signal
 import sys
-import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ from epd.cli.ask.question import AskSampling, check_files, user_message
 from epd.cli.boundary import CommandFailed
 from epd.cli.parser import suggestion
 from epd.errors import FAILED, OK
+from epd.in_thread import in_thread
 
 ReadLine = Callable[[str], Awaitable[str | None]]  # from a prompt to a line; None at the end
 COMMANDS = {
@@ -150,17 +150,6 @@ async def chat(client: Client, conversation: Conversation, sampling: AskSampling
 
 
 async def _read_pipe(prompt: str) -> str | None:
-    """A line of stdin.  Each has a thread that nobody waits for: a read cannot be taken back."""
-    loop = asyncio.get_running_loop()
-    line: asyncio.Future[str] = loop.create_future()
-
-    def arrived(text: str) -> None:
-        if not line.done():
-            line.set_result(text)
-
-    def read() -> None:
-        loop.call_soon_threadsafe(arrived, sys.stdin.readline())
-
-    threading.Thread(target=read, daemon=True).start()
-    text = await line
+    """A line of stdin, by a thread of its own: a read cannot be taken back."""
+    text = await in_thread(sys.stdin.readline, "stdin")
     return text.rstrip("\n") if text else None

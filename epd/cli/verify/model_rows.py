@@ -110,8 +110,8 @@ tower, text, images = (partial(_numbers, row=row) for row in ("tower", "text", "
 
 
 def _few(sides: Sides, faults: list[str], total: int, detail: str, numbers: JsonObject) -> Finding:
-    """Fewer than half may differ where rounding gives tokens to other experts."""
-    if faults and sides.may_jump and 2 * len(faults) < total:
+    """Fewer than such a share may differ where rounding gives tokens to other experts."""
+    if faults and len(faults) < sides.most_jumps * total:
         detail += f"; further apart, as where a token gets another expert: {'; '.join(faults)}"
         faults = []
     return judged(faults, detail, **numbers)

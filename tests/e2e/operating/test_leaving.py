@@ -13,6 +13,7 @@ import pytest
 
 from epd.cli.start.ports import any_free
 from tests.e2e.server import abandoned_segments
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
 START_TIMEOUT_S = 60.0
@@ -62,6 +63,6 @@ def test_nothing_is_left(
     finally:
         process.kill()
     assert "Traceback" not in log.read_text()
-    assert not [child for child in children if child.is_running()]
+    assert not psutil.wait_procs(children, timeout=PATIENCE_S)[1]
     assert not (tmp_path / "run").exists()
     assert not abandoned_segments(began_s)

@@ -12,7 +12,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+def in_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
     """On a thread that no process waits for: it may be in a collective for good."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -29,5 +29,5 @@ def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(settle, tell)
 
-    threading.Thread(target=run, name="load", daemon=True).start()
+    threading.Thread(target=run, name=name, daemon=True).start()
     return future
