@@ -22,9 +22,10 @@ WORKERS ?= 2
 # The same on a GPU, which they share: its host has more than two cores
 GPU_WORKERS ?= 6
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
-# What `make test` begins with; the directories that it leaves out need not be imported.
-FAST = -m "not e2e and not gpu and not long and not clients and not real and not vllm" \
-  --ignore tests/e2e --ignore tests/gpu --ignore tests/clients --ignore tests/real --ignore tests/with_vllm \
+# Directories with verbs of their own: here they may lack what they import.
+APART = --ignore tests/gpu --ignore tests/clients --ignore tests/real --ignore tests/with_vllm
+# What `make test` begins with.
+FAST = -m "not long" --ignore tests/e2e $(APART) \
   --ignore tests/test_imports.py --ignore tests/test_references.py --ignore tests/test_tidy.py  # in `make check`
 # Where it is set, each of the many processes compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -49,9 +50,9 @@ test: $(STAMP)  ## Pass the tests: the fast ones, then those with real processes
 
 .PHONY: test-long
 test-long: $(STAMP)  ## The same in more depth: more topologies, faults, mutants and examples
-	$(PYTEST) -m "long and not gpu"
+	$(PYTEST) -m long $(APART)
 	$(PYTEST) training
-	HYPOTHESIS_PROFILE=deep $(PYTEST) -m "hypothesis and not gpu and not long and not clients and not real and not vllm"
+	HYPOTHESIS_PROFILE=deep $(PYTEST) -m "hypothesis and not long" $(APART)
 
 .PHONY: test-kills
 test-kills: $(STAMP)  ## Real processes: every kill and migration, every family in every topology
