@@ -8,7 +8,6 @@ answer of the loop to anything else on stdin, the sign that it runs."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import sys
 import time
@@ -193,9 +192,12 @@ def _watch_stdin(ending: Ending, status: Status) -> None:
     loop.add_reader(0, on_readable)
 
 
+_states = lines.Lines(1)  # a supervisor that stands still holds up no loop
+os.register_at_fork(after_in_child=_states.forget)
+
+
 def _say(state: str, detail: str = "") -> None:
-    with contextlib.suppress(OSError):  # the supervisor is gone; the end of stdin says so too
-        os.write(1, msgspec.json.encode(StatusLine(state, detail)) + b"\n")
+    _states.say(msgspec.json.encode(StatusLine(state, detail)))
 
 
 def main() -> int:
@@ -221,6 +223,7 @@ def main() -> int:
 def main_and_exit() -> NoReturn:
     """`main`, then an end without teardown: all is closed, and unloading torch takes seconds."""
     exit_status = main()
+    _states.flush()
     lines.flush()
     os._exit(exit_status)
 

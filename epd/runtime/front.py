@@ -13,6 +13,7 @@ from pathlib import Path
 
 from epd.api.server import ApiServer
 from epd.config import GatewayConfig, InstanceConfig
+from epd.frontend import Refused
 from epd.model_files.fingerprint import model_fingerprint
 from epd.roles.compose import Engines, Gateway, Instance
 from epd.runtime import heap
@@ -122,7 +123,7 @@ async def _serve(
         gateway.start()
         if instance is not None:
             end_with_device(instance, ending, status)
-            instance.member.on_drain_asked = lambda restarts, roles: ending.ask()
+            gateway.role.drain = _refuse_drain
             await instance.test()
             instance.start()
         await server.start()
@@ -142,6 +143,12 @@ async def _serve(
             await instance.close()
         await gateway.close()
     return ending.exit_status
+
+
+def _refuse_drain(name: str, *asked: object, **how: object) -> None:
+    """Raises Refused."""
+    alone = f"{name} is this gateway's own process (--role all), and would take it along"
+    raise Refused(409, f"{alone}; end it with Ctrl-C or SIGTERM, or start it with --topology 1epd")
 
 
 def _first_join_within_s(config: GatewayConfig) -> float:

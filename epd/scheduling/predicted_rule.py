@@ -223,6 +223,7 @@ class Outlook(NamedTuple):
     num_ahead: int  # prompts at the least busy one
     prices: tuple[float, float]  # of a patch, and of a token of a prompt
     is_measured: bool  # else these are ratios, no seconds
+    is_sure: bool = True  # by more than a few steps, which may have been held up
 
     def first_token_s(self, queued_s: float, own_s: float) -> float:
         """From now, behind so many seconds of work that no instance has got yet."""
@@ -247,10 +248,12 @@ def outlook(candidates: Sequence[Candidate], *, with_images: bool) -> Outlook:
         "patch_s": with_images,
         "step_s": any(c.backlog.num_decoding for c in candidates),
     }
-    costs = (cost for cost, is_needed in needed.items() if is_needed)
-    measured = (any(getattr(c.load.costs, cost) for c in candidates) for cost in costs)
+    costs = [cost for cost, is_needed in needed.items() if is_needed]
+    told = [c.load.costs for c in candidates]
+    measured = (any(getattr(t, cost) for t in told) for cost in costs)
+    sure = (any(getattr(t, cost) and cost not in t.unsure for t in told) for cost in costs)
     parallel, prices = max(1, *map(len, stages.values())), (usual["patch_s"], usual["token_s"])
-    return Outlook(waits_s, parallel, num_ahead, prices, all(measured))
+    return Outlook(waits_s, parallel, num_ahead, prices, all(measured), all(sure))
 
 
 def predicted_loads(candidates: Sequence[Candidate]) -> Iterator[StageLoad]:

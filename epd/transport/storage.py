@@ -7,6 +7,7 @@ A disk or a store that hangs holds its threads, not the loop and not the encoder
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -74,7 +75,9 @@ class ThreadedStorage:
 
     async def close(self) -> None:
         """Wait briefly for open calls; make none from now on.  Idempotent."""
-        await self._run(self._store.close, None)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):  # threads may all hang
+                await self._run(self._store.close, None)
         self._closed = True
         if self._open:
             await asyncio.wait(self._open, timeout=CLOSE_TIMEOUT_S)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from epd.config import InstanceConfig
+from epd.config import ConfigError, InstanceConfig
 from epd.engine.base import LanguageEngine, MediaLayout, RopePositions
 from epd.errors import explain
 from epd.groups.asks import OtherRanks
@@ -27,7 +27,7 @@ from epd.roles.compose import Engines, Instance
 from epd.roles.decode.role import DecodeRole
 from epd.roles.prefill.role import LeavingKv
 from epd.roles.steps.absent import WithoutDecode, WithoutPrefill
-from epd.runtime.worker import EXIT_EXPELLED, Ending, serve_instance
+from epd.runtime.worker import EXIT_DRAINED, EXIT_EXPELLED, Ending, serve_instance
 from epd.vllm.requests import PrefillHere, ServerRequests, ShelvedRows
 from epd.vllm.server import EngineServer
 from epd.vllm.shelf import Shelf
@@ -167,7 +167,7 @@ class InstanceThread:
             goes_on = True
             while goes_on and not self._is_closing:
                 self._ending = Ending()
-                goes_on = await self._live() != EXIT_EXPELLED
+                goes_on = await self._live() not in {EXIT_EXPELLED, EXIT_DRAINED}
                 if not self._is_closing:
                     await asyncio.sleep(RETRY_S)
         finally:
@@ -193,7 +193,13 @@ class InstanceThread:
         async def rest() -> bool:
             return True  # what a life has asked the server ends with its connections
 
+        async def anew(asked: InstanceConfig) -> Engines:
+            if asked.roles != config.roles:
+                raise ConfigError("a vLLM server has the roles of its command: start it anew")
+            return engines
+
         engines = Engines(
+            anew=anew,
             language=cast("LanguageEngine", engine),
             probe=partial(engine.server.test, lambda: engine.shelf.num_steps),
             rest=rest,
@@ -207,6 +213,8 @@ class InstanceThread:
             return 1
         if status == EXIT_EXPELLED:
             logger.error("the instance beside vLLM has left for good: restart this vLLM server")
+        elif status == EXIT_DRAINED:
+            logger.warning("the instance beside vLLM was taken out: restart this server to join")
         return status
 
 

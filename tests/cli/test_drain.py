@@ -10,6 +10,7 @@ import pytest
 from epd.api.watching.cluster_view import ClusterView, ProcessView
 from epd.cli.ask.client import Client
 from epd.cli.boundary import CommandFailed
+from epd.cli.k8s import probe
 from epd.cli.look import drains
 from epd.cli.main import parser_of
 
@@ -155,3 +156,29 @@ def test_flags_have_units() -> None:
     assert (args.name, args.within, args.force) == ("d0", 60.0, False)
     args = parser_of("rollout").parse(["d0", "d1", "--force", "--back-within", "90s"])
     assert (args.names, args.within, args.force, args.back_within) == (["d0", "d1"], 30.0, True, 90)
+
+
+# --- who makes no progress is a member -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", ["STUCK", "PROBING"])
+async def test_who_is_stuck_has_not_left_before_it_has(state: str) -> None:
+    at = Cluster(
+        [shown(state, assigned=3)],
+        [shown("DRAINING", drain_left_s=4.0, assigned=3)],
+        [shown("DRAINING", drain_left_s=0.0, assigned=3)],
+        [shown("LEFT")],
+    )
+    assert (await drain(at)).state == "LEFT"
+
+
+async def test_a_rollout_of_all_has_who_is_stuck() -> None:
+    ends = [[shown("LEFT")], [shown("HEALTHY", epoch=2)]]
+    at = Cluster(*[[shown("STUCK")]] * 3, *ends)
+    assert await rollout(at) == ["d0"]
+
+
+def test_a_pod_that_switches_roles_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = probe._Ready([probe._Member("d0", "SWITCHING")])
+    monkeypatch.setattr(probe, "_ready", lambda where: told)
+    assert probe.problem("g:1", "d0", 1, alive=True) == ""

@@ -283,6 +283,7 @@ def test_text_that_kubernetes_would_expand_stays() -> None:
         ("--topology 1epd --node-selector gpu", "write LABEL=VALUE"),
         ("--topology 1epd --cpu many", "write a quantity such as 4 or 500m"),
         ("--topology 1epd --gateways 0", "there is at least one"),
+        ("--topology 1epd --enable-lora --lora-runtime-dir .", "a list of adapters of its own"),
         ("--topology 1epd --lws --gateways 2", "in its first pod"),
         ("--topology 1epd --peers http://a", "by the headless Service"),
         ("--topology 1epd --nodes 2", "--nodes is for --pod-per-node and --lws"),

@@ -8,9 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from epd.config import GatewayConfig
+from epd.frontend import Refused
 from epd.runtime.claim import claim_path, claimed, own_life
-from epd.runtime.front import _first_join_within_s, _lost_here
+from epd.runtime.front import _first_join_within_s, _lost_here, _refuse_drain
 from epd.transport.host import this_host_id
 
 
@@ -41,3 +44,8 @@ def test_a_first_instance_is_awaited_where_one_is_started_or_may_rejoin(tmp_path
     assert _first_join_within_s(beyond) == until_missed_s
     topology = GatewayConfig(model_dir="", endpoint=own.endpoint, starts_instances=True)
     assert _first_join_within_s(topology) == math.inf
+
+
+def test_the_gateways_own_process_is_not_taken_out() -> None:
+    with pytest.raises(Refused, match="own process"):
+        _refuse_drain("all", 30.0, forced=True, restarts=False, roles=())

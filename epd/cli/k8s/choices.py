@@ -11,7 +11,7 @@ from epd.cli.configure import options
 from epd.cli.configure.settings import leaves
 from epd.cli.k8s.pods import ClusterManifests, PodRules
 from epd.cli.parser import UsageError
-from epd.config import Settings
+from epd.config import ConfigError, Settings
 from epd.scheduling.pairing import HOPS
 from epd.transport.backends import BACKENDS, is_foreign
 
@@ -79,6 +79,12 @@ def cluster_of(args: argparse.Namespace) -> ClusterManifests:
         mooncake_ports=(settings.mooncake.min_port, settings.mooncake.max_port),
         rules=rules,
     )
+    lists = vars(args).get("engine.lora.runtime_dir")
+    if lists and cluster.num_gateways > 1 and args.form != "--lws":
+        raise ConfigError(
+            "each gateway has a list of adapters of its own: drop --lora-runtime-dir and name them "
+            "at the start (--lora-modules), or add --gateways 1"
+        )
     _check_transport(settings.transport, cluster, args.nodes if args.form else 0)
     if args.form and args.scale_by:
         raise UsageError(f"--scale-by scales Deployments of equal instances: drop {args.form}")

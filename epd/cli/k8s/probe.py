@@ -9,7 +9,7 @@ import msgspec
 
 TIMEOUT_S = 5.0
 # Heartbeats come, or came a moment ago; who is STUCK for long ends by itself.
-WELL = frozenset({"HEALTHY", "SUSPECT", "STUCK", "PROBING", "DRAINING"})
+WELL = frozenset({"HEALTHY", "SUSPECT", "STUCK", "PROBING", "DRAINING", "SWITCHING"})
 
 
 class _Member(msgspec.Struct):

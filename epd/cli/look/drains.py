@@ -17,7 +17,7 @@ from epd.cli.boundary import CommandFailed
 EVERY_S = 0.5
 ASK_AGAIN_S = 5.0
 MORE_S = 60.0  # behind its bound, for the moves and the end of the process
-TAKES_WORK = ("HEALTHY", "SUSPECT")
+TAKES_WORK = ("HEALTHY", "SUSPECT", "STUCK", "PROBING")  # or may again
 MEMBERS = (*TAKES_WORK, "DRAINING", "SWITCHING")
 
 

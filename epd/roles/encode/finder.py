@@ -70,7 +70,14 @@ class StorageWatch(Component[Never]):
         self._look()
 
     def _look(self) -> None:
-        self.actor.spawn("list storage", self._storage.listing(), self._listed)
+        self.actor.spawn("list storage", self._list(), self._listed)
+
+    async def _list(self) -> Sequence[str] | None:
+        try:
+            return await self._storage.listing()
+        except Exception as error:  # the next look may have it
+            self.actor.fault("list storage", error)
+            return None
 
     def _listed(self, keys: Sequence[str] | None) -> None:
         if keys is not None:

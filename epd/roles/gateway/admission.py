@@ -93,6 +93,8 @@ class AdmissionControl(Component[Generation]):
         room_s = SURE * left_s
         if not is_ahead or first_token_s <= room_s:
             return None
+        if not outlook.is_sure and max(own_s, outlook.waits_s / max(1, outlook.num_ahead)) > room_s:
+            return None  # one request alone would be too late: a step was held up, and no more
         before_s = self._before_s(outlook) * max(1.0, TICK_S / max(room_s, MIN_S))
         late_s = first_token_s - max(0.0, room_s - TICK_S) + before_s
         wait_s = self._comebacks.refused(who, (), self.clock.now_s(), late_s)

@@ -49,7 +49,23 @@ class HeldAdapters(Component[Never]):
                 if request.message.adapter not in {"", *wanted}:
                     self._end(requests, request)
         works = [holder.hold_adapters(wanted) for holder in self._holders]
-        self.actor.spawn("adapters", _in_turn(works), partial(self._done, number))
+        self.actor.spawn("adapters", self._follow(number, works), partial(self._done, number))
+
+    async def _follow(
+        self, number: tuple[int, int], works: Sequence[Coroutine[object, None, dict[str, str]]]
+    ) -> dict[str, str] | None:
+        """What cannot be held; None: it could not be applied."""
+        try:
+            return await _in_turn(works)
+        except Exception as error:
+            self.actor.fault("adapters", error)
+            self._take_again(number)
+            return None
+
+    def _take_again(self, number: tuple[int, int]) -> None:
+        """The list with this number, when it is repeated; unless a later one has come."""
+        if self._taken == number:
+            self._taken = number[0], number[1] - 1
 
     def brought(self) -> tuple[AdapterList | None, int]:
         """The last list, which a new gateway goes on with, and the epoch of whose it is."""
@@ -63,7 +79,9 @@ class HeldAdapters(Component[Never]):
         self.actor.send(request.gateway, failed)
         requests.post(request, AbortReceived())
 
-    def _done(self, number: tuple[int, int], unheld: dict[str, str]) -> None:
+    def _done(self, number: tuple[int, int], unheld: dict[str, str] | None) -> None:
+        if unheld is None:
+            return
         told = ((digest, why[:MAX_TEXT]) for digest, why in sorted(unheld.items()))
         self.applied, self.unheld = number, tuple(told)
         for digest, why in self.unheld:
@@ -73,6 +91,10 @@ class HeldAdapters(Component[Never]):
 async def _in_turn(works: Sequence[Coroutine[object, None, dict[str, str]]]) -> dict[str, str]:
     """What any of them cannot hold, and why."""
     unheld: dict[str, str] = {}
-    for work in works:
-        unheld |= await work
+    try:
+        for work in works:
+            unheld |= await work
+    finally:
+        for work in works:  # that was not begun
+            work.close()
     return unheld

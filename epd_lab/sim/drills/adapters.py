@@ -94,5 +94,16 @@ ADAPTER_DRILLS: tuple[Drill, ...] = (
         settings=COMES_AND_GOES, fires=("ADAPTER:LoadRefused", "ADAPTER:REMOVING>GONE"),
         mutants=("a_failed_load_is_not_taken_back",),
     ),
+    Drill(
+        "adapter-change-raises", ("F53",), topology="1e2p2d", work=ASKED,
+        faults=(
+            LOAD_FOR_A_WHILE,
+            Fault("raise", "d0", call="hold_adapters", point="ADAPTER:RETIRING>REMOVING"),
+            replace(LOAD, call="clown=clown-1", point="ADAPTER:REMOVING>GONE"),
+        ),
+        settings=replace(COMES_AND_GOES, timing=LATER),
+        fires=("raised hold_adapters", "ADAPTER:REMOVING>GONE"),
+        mutants=("a_list_that_raised_counts_as_taken",),
+    ),
 )
 # fmt: on

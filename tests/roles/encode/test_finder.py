@@ -20,7 +20,7 @@ def test_storage_is_listed_again_whether_it_answered_or_not() -> None:
         timers=SimpleNamespace(
             keep=None, call_later=lambda delay_s, look: timers.append((delay_s, look))
         ),
-        spawn=lambda name, work, then: listings.append(then),
+        spawn=lambda name, work, then: (work.close(), listings.append(then)),
     )
     storage: Any = SimpleNamespace(listing=lambda: None)
     events: Any = SimpleNamespace(in_storage=told.append)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from unittest import mock
 
 import pytest
@@ -22,9 +22,11 @@ PRICES = (0.0, 0.1)  # of a patch, of a token: a prompt of five takes half a sec
 
 
 @contextmanager
-def ahead(waits_s: float, num_ahead: int = 1, *, is_measured: bool = True) -> Iterator[None]:
+def ahead(
+    waits_s: float, num_ahead: int = 1, *, is_measured: bool = True, is_sure: bool = True
+) -> Iterator[None]:
     """Instances have so much to do, whatever is asked."""
-    found = Outlook(waits_s, 1, num_ahead, PRICES, is_measured)
+    found = Outlook(waits_s, 1, num_ahead, PRICES, is_measured, is_sure)
     with (
         mock.patch.object(Dispatcher, "outlook", lambda *_, with_images: found),
         mock.patch.object(Dispatcher, "amounts", lambda _, m: (0, len(m.prompt.token_ids))),
@@ -71,6 +73,15 @@ def test_who_would_be_too_late_gets_no_place(
             waits[0] == 3.0 and not role.open_ones()
         )  # 5 s less 4 s, three quarters, and a second's work
         assert role.outcomes == {"rejected": 3}
+
+
+@pytest.mark.parametrize(("num_ahead", "is_refused"), [(1, False), (10, True)])
+def test_a_step_that_was_held_up_refuses_nobody(num_ahead: int, *, is_refused: bool) -> None:
+    """Of few steps nobody knows whether each takes so long; ten that wait are too many."""
+    with simulated("1epd") as cluster, ahead(5.0, num_ahead, is_sure=False):
+        refused = pytest.raises(Refused) if is_refused else nullcontext()
+        with refused:
+            cluster.within(GATEWAY, cluster.gateway.role.admit, IN_FOUR_S, "a")
 
 
 def test_who_turns_out_to_be_too_large_is_refused_before_any_attempt() -> None:

@@ -66,3 +66,9 @@ def a_failed_load_is_not_taken_back() -> Planted:
     """An adapter that one instance cannot hold stays in the memory of the others."""
     do, keep = (Do.ANSWER, Do.FREE_NAME), adapter.keep_reason
     return row(adapter.TABLE, S.LOADING, adapter.LoadRefused, S.GONE, do, keep)
+
+
+@mutant
+def a_list_that_raised_counts_as_taken() -> Planted:
+    """A change of adapters that failed is not made when its list comes again."""
+    return patched(HeldAdapters, "_take_again")
