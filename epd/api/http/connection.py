@@ -16,8 +16,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import select
 import sys
 import termios
+from typing import TYPE_CHECKING
 
 import httptools
 import msgspec
@@ -28,8 +30,12 @@ from uvicorn.server import ServerState
 from epd.api.http.errors import bad_request
 from epd.config import GatewayConfig
 
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application
+
 MAX_HEAD_NBYTES = 64 << 10
 MAX_PIPELINED = 32  # sent before their turn; thousands of small ones would be parsed in one go
+BEHIND_S = 1.0  # between looks whether a client is there whose requests wait for their turn
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
 OFFERS = (b"upgrade", b"http2-settings")  # headers, and words of the header Connection
@@ -48,6 +54,8 @@ class Connection(HttpToolsProtocol):
         self._write_timer: asyncio.TimerHandle | None = None
         self._unread_nbytes = 0  # at the last look
         self._head_nbytes = 0
+        self._behind_timer: asyncio.TimerHandle | None = None
+        self._served: RequestResponseCycle | None = None  # `cycle` is the last that was read
 
     def connection_made(  # type: ignore[override]  # as uvicorn declares it
         self, transport: asyncio.Transport
@@ -58,7 +66,32 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm_head()
         self._disarm_write()
+        if self._behind_timer is not None:
+            self._behind_timer.cancel()
         super().connection_lost(exc)
+        if (served := self._served) is not None and not served.response_complete:
+            served.disconnected = True  # uvicorn notes it of the last one, which may wait behind
+            served.message_event.set()
+
+    # --- requests that wait for their turn --------------------------------------------------------
+
+    def _arm_behind(self) -> None:
+        """Reading is paused while one waits, so that nothing would tell of the client's end."""
+        if self.pipeline and self._behind_timer is None:
+            self._behind_timer = self.loop.call_later(BEHIND_S, self._look_behind)
+
+    def _look_behind(self) -> None:
+        self._behind_timer = None
+        look = select.poll()
+        look.register(self.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+        if look.poll(0):
+            self._drop()
+        else:
+            self._arm_behind()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._served = cycle
+        super()._start_asgi_task(cycle, app)
 
     # --- the head of a request --------------------------------------------------------------------
 
@@ -112,6 +145,7 @@ class Connection(HttpToolsProtocol):
         self._disarm_head()
         if not self._has_offer:
             super().on_headers_complete()
+            self._arm_behind()
 
     def on_message_complete(self) -> None:
         if not self._has_offer:
@@ -124,17 +158,24 @@ class Connection(HttpToolsProtocol):
 
     def _arm_head(self) -> None:
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(self._read_timeout_s, self._drop)
+            self._head_timer = self.loop.call_later(self._read_timeout_s, self._late_head)
 
     def _disarm_head(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
+    def _late_head(self) -> None:
+        self._head_timer = None
+        if self.pipeline:  # nothing is read meanwhile: the rest may be there
+            self._arm_head()
+        else:
+            self._drop()
+
     def send_400_response(self, msg: str) -> None:
         """Not HTTP, or a head that is too large; inside a response nothing is written."""
-        cycle: RequestResponseCycle | None = self.cycle  # None before the first request
-        if cycle is None or cycle.response_complete or not cycle.response_started:
+        served = self._served  # None before the first request
+        if served is None or served.response_complete or not served.response_started:
             text = (
                 f"the request is not valid HTTP/1.1, its head is over {MAX_HEAD_NBYTES} bytes, or "
                 f"over {MAX_PIPELINED} were sent without waiting for an answer"

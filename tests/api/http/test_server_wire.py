@@ -13,7 +13,7 @@ from epd.api.http.connection import MAX_HEAD_NBYTES, MAX_PIPELINED
 from epd.api.server import ApiServer
 from epd.config import GatewayConfig
 from epd.frontend import Metric, Readiness
-from tests.api.fakes import FakeFrontend, FakePreparer, serving
+from tests.api.fakes import HELLO, FakeFrontend, FakePreparer, said, serving
 from tests.api.wire import CHAT, HI, Wire, exchange, is_well, refused, request, until
 
 # --- bodies ---------------------------------------------------------------------------------------
@@ -189,6 +189,53 @@ async def test_a_connection_serves_many_requests():
         wire.writer.write(request(HI) + request(HI))  # pipelined
         assert [(await wire.answer())[0] for _ in range(2)] == [200, 200]
         wire.drop()
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_who_leaves_with_a_request_behind_an_open_one_cancels_it(is_stream: bool):
+    """uvicorn notes the end of a connection at the request that was read last."""
+    script = [said("a"), 60.0] if is_stream else [60.0]
+    async with serving(FakeFrontend(script)) as (server, frontend, _):
+        wire = await Wire.to(server)
+        wire.writer.write(request(HI | {"stream": is_stream}))
+        await until(lambda: frontend.streams)
+        wire.writer.write(request(method="GET", path="/version"))
+        await until(lambda: any(c.pipeline for c in server._state.connections))
+        wire.drop()
+        await until(lambda: not server._state.tasks, timeout_s=5)
+        assert frontend.streams[0].cancelled.is_set()
+
+
+@pytest.mark.parametrize("behind", [b"\0garbage\r\n\r\n", request(method="GET", path="/ping") * 40])
+async def test_nothing_is_written_into_an_answer_that_has_begun(behind: bytes):
+    """Also if the request that was read last still waits for its turn."""
+    async with serving(FakeFrontend([said("a"), 60.0])) as (server, _, _):
+        wire = await Wire.to(server)
+        wire.writer.write(request(HI | {"stream": True}))
+        assert (await wire.head())[0] == 200
+        wire.writer.write(request(method="GET", path="/version") + behind)
+        async with asyncio.timeout(5):
+            assert b"HTTP/1.1" not in await wire.reader.read()
+
+
+async def test_a_head_that_is_not_read_is_not_late():
+    """The server itself stops reading while a request waits for its turn."""
+    may_end = asyncio.Event()
+    async with serving(FakeFrontend([may_end, *HELLO]), read_timeout_s=0.1) as (
+        server,
+        frontend,
+        _,
+    ):
+        wire = await Wire.to(server)
+        wire.writer.write(request(HI))
+        await until(lambda: frontend.streams)
+        last = request(method="GET", path="/health")
+        wire.writer.write(request(method="GET", path="/version") + last[:20])
+        await until(lambda: any(c.pipeline for c in server._state.connections))
+        wire.writer.write(last[20:])
+        await asyncio.sleep(0.3)
+        may_end.set()
+        assert [(await wire.answer())[0] for _ in range(3)] == [200] * 3
 
 
 # --- routes ---------------------------------------------------------------------------------------
