@@ -200,7 +200,11 @@ AREAS = {
         packages("llguidance", "msgspec"),
     ),
     "epd.api.prompts": Area(
-        (*api("answers.detokenize", "asked", "expendable", "http", "prompts"), *FILES),
+        (
+            "epd.in_thread",
+            *api("answers.detokenize", "asked", "expendable", "http", "prompts"),
+            *FILES,
+        ),
         packages("aiohttp", "jinja2", "msgspec", "PIL", "tokenizers", "yarl"),
     ),
     # `epd run` checks what it is given for a model by the reader of bodies.

@@ -13,6 +13,18 @@ import socket
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+# Of these `ipaddress` takes some, or all before Python 3.12.4, for global: protocol assignments
+# (Oracle's metadata), Azure's host, 6to4 relays, site-local, documentation.
+_LOCAL = [
+    ipaddress.ip_network(network)
+    for network in (
+        "192.0.0.0/24",
+        "168.63.129.16/32",
+        "192.88.99.0/24",
+        "fec0::/10",
+        "3fff::/20",
+    )
+]
 
 
 def is_public(address: str) -> bool:
@@ -27,6 +39,8 @@ def is_public(address: str) -> bool:
         if ip in _NAT64:
             embedded = ipaddress.IPv4Address(int(ip) & 0xFFFF_FFFF)
         ip = embedded or ip
+    if any(ip in network for network in _LOCAL):
+        return False
     return ip.is_global and not ip.is_multicast and not ip.is_reserved
 
 

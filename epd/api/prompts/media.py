@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 from epd.api.http.data_url import Bound, too_large
 from epd.api.http.errors import bad_request
 from epd.api.prompts.addresses import public_socket
+from epd.api.prompts.names import Lookups
 from epd.config import Limits
 
 if TYPE_CHECKING:
@@ -132,7 +133,9 @@ class MediaFetcher:
 
             allow = self._limits.allow_private_networks
             connector = aiohttp.TCPConnector(
-                socket_factory=None if allow else public_socket, limit=MAX_CONNECTIONS
+                socket_factory=None if allow else public_socket,
+                limit=MAX_CONNECTIONS,
+                resolver=aiohttp.ThreadedResolver(Lookups()),  # type: ignore[arg-type]
             )
             self._session = aiohttp.ClientSession(
                 connector=connector,

@@ -33,6 +33,11 @@ from epd.api.prompts.addresses import is_public, public_socket
         ("2002:7f00:1::", False),  # 6to4 of 127.0.0.1
         ("64:ff9b::10.0.0.1", False),  # NAT64
         ("64:ff9b::8.8.8.8", True),
+        ("192.0.0.192", False),  # Oracle's metadata
+        ("::ffff:192.0.0.192", False),
+        ("168.63.129.16", False),  # Azure's host
+        ("fec0::1", False),  # site-local
+        ("3fff::1", False),  # documentation
         ("2001:4860:4860::8888", True),
     ],
 )
