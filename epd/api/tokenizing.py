@@ -115,6 +115,7 @@ class Tokenizing:
             return await self._preparer.tokens(
                 request.prompt, add_special_tokens=request.add_special_tokens
             )
+        exchange.on_disconnect(lambda: None)  # its pictures are not fetched for nobody
         prompt = await self._preparer.chat(
             request.chat.messages or (),
             request.chat.tools,

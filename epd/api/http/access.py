@@ -8,7 +8,8 @@ is a client's, for completions and what they need, unless its line names it an o
 A key that is removed or has expired is refused from the next request on; what is open goes on.
 
 A browser lets a page of another origin read answers only if these name the origin (CORS).  None is
-allowed by default.  Cookies are never looked at, so no page is allowed to send them.
+allowed by default.  Cookies are never looked at, so no page is allowed to send them.  It sends its
+question all the same, so where no key is asked for, a page of another origin changes nothing here.
 """
 
 from __future__ import annotations
@@ -71,14 +72,27 @@ class Access:
         if not self.asks:
             named = sent or exchange.headers.get(b"x-epd-tenant", b"")
             exchange.caller = Caller(named.decode("latin-1"))
+            if exchange.method == "POST" and not _is_clients(exchange.path):
+                self._check_origin(exchange)
             return
         if exchange.path in OPEN or exchange.method == "OPTIONS":
             return
         exchange.caller = caller = self._known(sent)
-        is_clients = exchange.path.startswith(CLIENTS) and exchange.path not in OPERATORS
-        if not caller.is_operator and not is_clients:
+        if not caller.is_operator and not _is_clients(exchange.path):
             message = f"the API key {caller.name} is no operator's, as {exchange.path[:200]} needs"
             raise ApiError(403, message, code="not_an_operator")
+
+    def _check_origin(self, exchange: Exchange) -> None:
+        """A browser sends a page's POST anywhere, with the page's origin.  Raises ApiError 403."""
+        origin = exchange.headers.get(b"origin", b"").decode("latin-1")
+        host = exchange.headers.get(b"host", b"").decode("latin-1")
+        own = ("", f"http://{host}".lower(), f"https://{host}".lower())
+        if origin.lower() not in own and not self._origins & {"*", origin}:
+            message = (
+                f"a page of {origin[:200]} may not change this cluster: set an API key, or name "
+                "the page's origin with --allowed-origins"
+            )
+            raise ApiError(403, message, code="foreign_origin")
 
     def _known(self, sent: bytes) -> Caller:
         """Raises ApiError 401."""
@@ -117,6 +131,10 @@ class Access:
             if asked:
                 headers.append((b"access-control-allow-headers", asked))
         return headers
+
+
+def _is_clients(path: str) -> bool:
+    return path.startswith(CLIENTS) and path not in OPERATORS
 
 
 def warning(host: str, config: AccessConfig) -> str:

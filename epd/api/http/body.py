@@ -74,6 +74,7 @@ class Body:
         self._intake = intake
         self._limits = intake.limits
         self._nbytes = 0
+        self._is_closed = False
         self._text = bytearray()
         self._tail = b""  # of the text, not looked at yet
         self._short: bytearray | None = None  # of a data: URL that may yet be a long one
@@ -121,11 +122,15 @@ class Body:
                 "send smaller or fewer images",
                 code="request_too_large",
             )
+        self._check_budget(more)
+
+    def _check_budget(self, more: int) -> None:
+        limits = self._limits
         if self._intake.nbytes + more > limits.max_inflight_nbytes:
             raise ApiError(
                 429,
-                f"the bodies of open requests fill the gateway's {limits.max_inflight_nbytes} "
-                "bytes for them; try again later",
+                "the bodies of open requests, and what was fetched for them, fill the "
+                f"gateway's {limits.max_inflight_nbytes} bytes for them; try again later",
                 code="overloaded",
             )
 
@@ -195,8 +200,16 @@ class Body:
         except RecursionError:
             raise _invalid_json("nested too deeply") from None
 
+    def count(self, nbytes: int) -> None:
+        """What its request holds besides.  Raises ApiError 429."""
+        self._check_budget(nbytes)
+        if not self._is_closed:
+            self._nbytes += nbytes
+            self._intake.nbytes += nbytes
+
     def close(self) -> None:
         """The request has ended; idempotent."""
+        self._is_closed = True
         self._intake.nbytes -= self._nbytes
         self._nbytes = 0
         self._found.clear()

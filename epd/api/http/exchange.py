@@ -20,9 +20,9 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
-from typing import ParamSpec, Required, TypedDict, TypeVar
+from typing import Any, ParamSpec, Required, TypedDict, TypeVar
 
 import msgspec
 
@@ -98,6 +98,36 @@ def while_wanted(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
+async def together(*works: Coroutine[object, object, T]) -> list[T]:
+    """Their results.  If one fails, or the client leaves, nobody goes on with the rest.
+
+    Raises ClientGone there.
+    """
+    exchange = _watched.get()
+    tasks = [asyncio.create_task(work) for work in works]
+    results = asyncio.gather(*tasks)
+    if exchange is not None:
+        exchange.wanted.add(results)
+    try:
+        return await results
+    except asyncio.CancelledError:
+        if exchange is not None and exchange.disconnected:
+            raise ClientGone from None
+        raise
+    finally:
+        for task in tasks:
+            task.cancel()
+        if exchange is not None:
+            exchange.wanted.discard(results)
+
+
+def count_fetched(nbytes: int) -> None:
+    """Of the request that is served; as if they had come in its body.  Raises ApiError 429."""
+    exchange = _watched.get()
+    if exchange is not None and exchange.body is not None:
+        exchange.body.count(nbytes)
+
+
 def _nothing() -> None:
     pass
 
@@ -127,6 +157,7 @@ class Exchange:
         self.status = 0  # until the answer starts
         self.began_s = time.monotonic()
         self.disconnected = False
+        self.wanted: set[asyncio.Future[Any]] = set()  # cancelled if the client leaves
         self._is_read = self.method in ("GET", "HEAD", "OPTIONS")
         self.give_back: Callable[[], None] = _nothing  # what it holds until its first token
         self.more_headers: Headers = []  # of whatever the answer is
@@ -245,6 +276,8 @@ class Exchange:
                 break
         if not self._is_answered:
             self.disconnected = True
+            for work in self.wanted:
+                work.cancel()
             callback()
 
     # --- answering --------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from epd.api.http.data_url import Bound, too_large
 from epd.api.http.errors import bad_request
+from epd.api.http.exchange import count_fetched
 from epd.api.prompts.addresses import public_socket
 from epd.api.prompts.names import Lookups
 from epd.config import Limits
@@ -43,7 +44,9 @@ class MediaFetcher:
     async def fetch(self, url: str, bound: Bound, param: str) -> bytes:
         """The compressed image or video.  Raises ApiError naming `param`."""
         if self._limits.allowed_local_media_path and url[:5].lower() == "file:":
-            return await asyncio.to_thread(self._read_file, url, bound, param)
+            data = await asyncio.to_thread(self._read_file, url, bound, param)
+            count_fetched(len(data))
+            return data
         try:
             async with asyncio.timeout(self._limits.fetch_timeout_s):
                 return await self._download(url, bound, param)
@@ -122,6 +125,7 @@ class MediaFetcher:
             raise bad_request(f"{param} could not be fetched: it is sent as {encoding!r}", param)
         data = bytearray()
         async for chunk in response.content.iter_chunked(CHUNK_NBYTES):
+            count_fetched(len(chunk))
             data += chunk
             if len(data) > bound.nbytes:
                 raise too_large(bound, param)

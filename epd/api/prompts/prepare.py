@@ -20,7 +20,7 @@ from epd.api.asked.template_flags import NO_FLAGS, TemplateFlags
 from epd.api.asked.tools import Tool, ToolUse
 from epd.api.http.data_url import Bound, data_nbytes, image_bound, is_data_url, video_bound
 from epd.api.http.errors import bad_request
-from epd.api.http.exchange import while_wanted
+from epd.api.http.exchange import together, while_wanted
 from epd.api.http.identity import scope_of
 from epd.api.http.rarely import fetched
 from epd.api.prompts.chat import ChatRenderer
@@ -162,7 +162,7 @@ class Preparer:
             fetches.append((began_s, time.time()))
             return medium
 
-        media = await asyncio.gather(*map(fetch, parts))
+        media = await together(*map(fetch, parts))
         ids, items, place = await self._text_work(
             _weight(messages, tools), self._build, messages, tools, flags, media
         )
@@ -281,7 +281,7 @@ class Preparer:
         limits = self._config.limits
         bound = video_bound(limits) if part.is_file else image_bound(limits)
         fetches = [self._source(u, bound, p) for u, p in zip(part.urls, part.params, strict=True)]
-        sources = await asyncio.gather(*fetches)
+        sources = await together(*fetches)
         if part.is_image and data_nbytes(sources[0]) <= INLINE_NBYTES:
             return self._measurer.image(sources[0], part.param, scope, part.bounds)
         loop = asyncio.get_running_loop()

@@ -74,6 +74,30 @@ PAGE = "https://chat.example"
 PAGES = AccessConfig(allowed_origins=(PAGE, "http://localhost:3000"), api_keys=("key",))
 
 
+@pytest.mark.parametrize(
+    ("origin", "allowed", "status"),
+    [
+        (PAGE, (), 403),
+        ("null", (), 403),
+        ("http://test:8000", (), 403),
+        (PAGE, (PAGE,), 200),
+        ("http://test", (), 200),  # its own page
+        ("", (), 200),
+    ],
+)
+async def test_a_page_of_another_origin_changes_nothing(
+    origin: str, allowed: tuple[str, ...], status: int
+) -> None:
+    """Its browser asks for no leave where the body has no type, or text/plain."""
+    sent = {"origin": origin, "content_type": ""} if origin else {}
+    raw = request({"instance": "p0", "force": True}, path="/drain", **sent)
+    access = AccessConfig(allowed_origins=allowed)
+    async with serving(access=access) as (server, frontend, _):
+        found, _, body = await exchange(server, raw)
+        assert (found, bool(frontend.drained)) == (status, status == 200)
+        assert (b"foreign_origin" in body) == (status == 403)
+
+
 async def test_no_page_may_read_by_default() -> None:
     async with serving() as (server, _, _):
         headers = (await exchange(server, request(HI, origin=PAGE)))[1]

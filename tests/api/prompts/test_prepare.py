@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from epd.api.http.body import Body, Intake
 from epd.api.http.errors import ApiError
-from epd.api.http.exchange import ClientGone, Exchange
+from epd.api.http.exchange import ClientGone, Exchange, count_fetched
 from epd.api.http.identity import mm_hash
 from epd.api.openai.validation import read_chat
 from epd.api.prompts.prepare import INLINE_NBYTES, NUM_THREADS, Preparer
@@ -287,3 +288,80 @@ def test_nothing_large_is_left_to_import_for_the_first_request() -> None:
         "import epd.api.prompts.film; assert 'av' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# --- what is fetched ------------------------------------------------------------------------------
+
+
+class Fetches:
+    """URLs that nobody answers, with "big" in them that are large."""
+
+    def __init__(self) -> None:
+        self.open = 0
+
+    async def fetch(self, url: str, *_: object) -> bytes:
+        self.open += 1
+        try:
+            if "big" in url:
+                count_fetched(600)
+            await asyncio.sleep(60)
+        finally:
+            self.open -= 1
+        return b""
+
+    async def close(self) -> None:
+        pass
+
+
+def pictures(*urls: str) -> list[dict[str, Any]]:
+    return user(*({"type": "image_url", "image_url": {"url": url}} for url in urls))
+
+
+@pytest.fixture
+def fetches(preparer: Preparer, monkeypatch: pytest.MonkeyPatch) -> Fetches:
+    made = Fetches()
+    monkeypatch.setattr(preparer, "_fetcher", made)
+    return made
+
+
+async def test_nobody_fetches_for_a_request_that_is_refused(
+    preparer: Preparer, fetches: Fetches
+) -> None:
+    error = await refusal(preparer, pictures("http://a/1", "http://a/2", "data:image/png,x"))
+    await asyncio.sleep(0)
+    assert error.status == 400 and fetches.open == 0
+
+
+async def test_nobody_fetches_for_a_client_that_has_left(
+    preparer: Preparer, fetches: Fetches
+) -> None:
+    gone = asyncio.Event()
+
+    async def receive() -> dict[str, str]:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    exchange = Exchange({"method": "POST", "path": "/", "headers": []}, receive, None)
+    exchange.on_disconnect(lambda: None)
+    asked = asyncio.create_task(preparer.chat(pictures("http://a/1", "http://a/2")))
+    async with asyncio.timeout(PATIENCE_S):
+        while fetches.open < 2:
+            await asyncio.sleep(0.001)
+        gone.set()
+        with pytest.raises(ClientGone):
+            await asked
+    assert fetches.open == 0
+
+
+async def test_what_is_fetched_counts_as_its_body_does(
+    preparer: Preparer, fetches: Fetches
+) -> None:
+    intake = Intake(Limits(max_inflight_nbytes=1000), 100)
+    exchange = Exchange({"method": "POST", "path": "/", "headers": []}, asyncio.Event().wait, None)
+    exchange.on_disconnect(lambda: None)
+    exchange.body = Body(intake)
+    error = await refusal(preparer, pictures("http://big/1", "http://big/2"))
+    assert error.status == 429 and intake.nbytes == 600
+    exchange.close()
+    await asyncio.sleep(0)
+    assert intake.nbytes == 0 and fetches.open == 0
