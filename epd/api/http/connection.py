@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import resource
 import select
 import sys
 import termios
@@ -38,7 +39,23 @@ MAX_PIPELINED = 32  # sent before their turn; thousands of small ones would be p
 BEHIND_S = 1.0  # between looks whether a client is there whose requests wait for their turn
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
+RESERVED_FILES = 256  # of those that the process may open: for all else than connections
 OFFERS = (b"upgrade", b"http2-settings")  # headers, and words of the header Connection
+
+
+_TOO_MANY = b'{"error":{"message":"too many connections are open; try again later"}}'
+TOO_MANY = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
+    b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(_TOO_MANY), _TOO_MANY)
+)
+
+
+def most_connections() -> int:
+    """So many that pictures, grammars and instances still find a file to open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return sys.maxsize if hard == resource.RLIM_INFINITY else max(hard // 2, hard - RESERVED_FILES)
 
 
 class Connection(HttpToolsProtocol):
@@ -61,7 +78,11 @@ class Connection(HttpToolsProtocol):
         self, transport: asyncio.Transport
     ) -> None:
         super().connection_made(transport)
-        self._arm_head()
+        if len(self.connections) > most_connections():
+            transport.write(TOO_MANY)
+            transport.close()
+        else:
+            self._arm_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm_head()

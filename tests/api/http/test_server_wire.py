@@ -9,6 +9,7 @@ from contextlib import suppress
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from epd.api.http import connection
 from epd.api.http.connection import MAX_HEAD_NBYTES, MAX_PIPELINED
 from epd.api.server import ApiServer
 from epd.config import GatewayConfig
@@ -236,6 +237,19 @@ async def test_a_head_that_is_not_read_is_not_late():
         await asyncio.sleep(0.3)
         may_end.set()
         assert [(await wire.answer())[0] for _ in range(3)] == [200] * 3
+
+
+async def test_connections_are_fewer_than_files(monkeypatch: pytest.MonkeyPatch):
+    """Else neither a picture nor a grammar finds one to open (errors 500)."""
+    monkeypatch.setattr(connection, "most_connections", lambda: 2)
+    async with serving() as (server, _, _):
+        held = [await Wire.to(server) for _ in range(2)]
+        await until(lambda: len(server._state.connections) == 2)
+        status, headers, body = await (await Wire.to(server)).answer()
+        assert (status, headers["connection"]) == (503, "close") and b"too many" in body
+        held[0].drop()
+        await until(lambda: len(server._state.connections) == 1)
+        assert await is_well(server)
 
 
 # --- routes ---------------------------------------------------------------------------------------
