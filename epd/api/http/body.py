@@ -40,7 +40,8 @@ NUM_THREADS = 2
 MAX_JSON_VALUES = 65_536  # none needs so many members, beside the ids of a prompt
 INLINE_NBYTES = 64 << 10  # shorter is read at once: cheaper than a trip to a thread, or a turn
 SHORT_NBYTES = 4 << 10  # of data: shorter stays in the text, whoever it is meant for
-_HEAD = re.compile(rb'"(?:data:[\w.+/;=\\-]{0,100};base64,|data"\s{0,9}:\s{0,9}")')
+# of a string: a quote behind a backslash stands inside one, as in JSON or HTML that is a text
+_HEAD = re.compile(rb'"(?<!\\")(?:data:[\w.+/;=\\-]{0,100};base64,|data"\s{0,9}:\s{0,9}")')
 _DATA = re.compile(rb"[A-Za-z0-9+/=,\\]*")  # what it begins with: JSON's escapes, too, no sentence
 _HEAD_NBYTES = 128  # at most, so that one that is cut is looked for in so many last bytes only
 _MEDIA_FIELDS = ("url", "video", "image_url", "video_url")
@@ -136,6 +137,8 @@ class Body:
 
     def _feed_text(self, buffer: bytes, at: int) -> int:
         head = _HEAD.search(buffer, at)
+        if head is not None and not head.start() and self._text[-1:] == b"\\":
+            head = _HEAD.search(buffer, 1)
         if head is not None:
             self._text += buffer[at : head.end()]
             self._short = bytearray()

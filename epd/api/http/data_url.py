@@ -49,6 +49,7 @@ class DataUrl(str):  # noqa: SLOT000 (few, and large)
         self._raw = b""  # what may be the beginning of an escape
         self._run = 0  # of backslashes at the end
         self._chars = b""  # of a group of four
+        self._last = b""  # whole group: several ends mean the same bytes
         self._max_nbytes = 0
         self._max_frames = 0
 
@@ -109,7 +110,8 @@ class DataUrl(str):  # noqa: SLOT000 (few, and large)
         """With its data, as it was sent; None if that was no base64, whole or cut off."""
         if self._is_undone or len(self.frames) > 1:
             return None
-        return str(self) + (pybase64.b64encode(self.take()) + self._chars).decode()
+        text = pybase64.b64encode(self.take())[: -len(self._last) or None]
+        return str(self) + (text + self._last + self._chars).decode()
 
     def take(self) -> bytes:
         """The data, once."""
@@ -146,6 +148,7 @@ class DataUrl(str):  # noqa: SLOT000 (few, and large)
         if pieces and len(pieces[-1]) % 3:  # it had ended
             self.is_broken = self._is_undone = True
         pieces.append(piece)
+        self._last = characters[cut - 4 : cut]
         self.nbytes += len(piece)
         if self.nbytes > self._max_nbytes:
             self._drop()

@@ -247,3 +247,28 @@ async def test_a_client_that_leaves_gives_its_bytes_back() -> None:
         await until(lambda: server._intake is not None and server._intake.nbytes > 0)
         wire.drop()
         await until(lambda: server._intake is not None and server._intake.nbytes == 0)
+
+
+# --- texts that have a data: URL in them ----------------------------------------------------------
+
+LONG_URL = PNG + "QUFB" * 1500
+TEXTS = {
+    "HTML": f'what is <img src="{LONG_URL}"> of?',
+    "JSON": json.dumps([{"type": "image", "url": LONG_URL}]),
+    "JSON in JSON": json.dumps({"call": json.dumps({"url": LONG_URL})}),
+    "one of several ends": LONG_URL + "QR==",
+    "another": LONG_URL + "QUF=",
+    "cut off": LONG_URL + "QR",
+}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+async def test_a_text_comes_as_it_was_sent(intake: Intake, text: str) -> None:
+    """An agent's calls and results are JSON in a string."""
+    value = {"messages": [{"content": text, "data": text}, {"url": LONG_URL}], "text": text}
+    raw = json.dumps(value).encode()
+    begins = raw.index(b"data:image")
+    for cut in (*range(begins - 3, begins + 3), len(raw) // 2, raw.rindex(b"data:image") - 1):
+        read = await parsed(intake, raw, cut)
+        assert read["text"] == text and read["messages"][0] == value["messages"][0]
+        assert isinstance(read["messages"][1]["url"], DataUrl)
