@@ -24,6 +24,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from epd.cli.parser import UsageError
+
 FULL_HD = (1920, 1080)
 A4 = (2480, 3508)  # at 300 dots per inch
 WORDS = (
@@ -294,7 +296,12 @@ def bodies(
     """The bodies of one stream; `made` gets their number so far."""
     if workload.file is not None:
         lines = [line for line in workload.file.read_text().splitlines() if line.strip()]
-        return [json.dumps(json.loads(line) | _STREAMED).encode() for line in lines[: stream.count]]
+        asked = [json.loads(line) for line in lines[: stream.count]]
+        if not all(isinstance(one, dict) for one in asked) or not asked:
+            raise UsageError(
+                f"--workload {workload.file}: write a JSON object a line, at least one"
+            )
+        return [json.dumps(one | _STREAMED).encode() for one in asked]
     numbers = image_numbers(stream, repeat)
     shape, found = stream.shape, []
     draw = page_jpeg if shape.is_page else noise_jpeg

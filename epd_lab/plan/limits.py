@@ -28,8 +28,8 @@ def check_model(costs: Costs, model: str, settings: Settings) -> None:
     if sizes_of(config) != known.sizes or asked != known.form:
         raise ConfigError(
             f"the costs are those of {known.name} ({known.form}) on {costs.device}, and {model} "
-            f"({asked}) is another model or form; measure it: `epd bench calibrate --model {model} "
-            "--device cuda`, and give the file: --costs FILE"
+            f"({asked}) is another model or form; measure it: `epd bench calibrate "
+            f"{'--shape' if model in shape.SIZES else '--model'} {model} --device cuda`, and give the file: --costs FILE"
         )
 
 

@@ -27,11 +27,13 @@ def forecast(plan: ForecastPlan, trace: Trace, parts: int = 1) -> list[Sample]:
     done = list(itertools.accumulate(one.tokens_out for one in trace))
     ends = [bisect_right(done, done[-1] * number / parts) for number in range(1, parts + 1)]
     begins, arrivals = [0, *ends[:-1]], [one.arrival_s for one in trace]
+    kept = [(begin, end) for begin, end in zip(begins, ends, strict=True) if begin < end]
+    begins, ends = [begin for begin, _ in kept], [end for _, end in kept]
     firsts = [bisect_left(arrivals, arrivals[min(n, len(trace) - 1)] - LEAD_S) for n in begins]
     cuts = [trace[first:end] for first, end in zip(firsts, ends, strict=True)]
     leads = [begin - first for begin, first in zip(begins, firsts, strict=True)]
-    with ProcessPoolExecutor(parts) as pool:
-        found = list(pool.map(_part, [plan] * parts, cuts))
+    with ProcessPoolExecutor(len(kept)) as pool:
+        found = list(pool.map(_part, [plan] * len(kept), cuts))
     return [sample for lead, samples in zip(leads, found, strict=True) for sample in samples[lead:]]
 
 

@@ -81,6 +81,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Raises UsageError, ConfigError and ModelError."""
+    if args.jobs < 0:
+        raise UsageError(f"--jobs {args.jobs}: a number of processes, or 0 for all cores")
+    if args.plot and not args.plot.absolute().parent.is_dir():
+        raise UsageError(f"--plot {args.plot}: {args.plot.parent} is no directory")
+    slo_of(args.slo)
     path, known = _known(args)
     with ProcessPoolExecutor(args.jobs or None) as pool:
         return _compare(args, path, known, pool) if args.measured else _plan(args, known, pool)
@@ -104,7 +109,7 @@ def _known(args: argparse.Namespace) -> tuple[Path, Costs]:
     from epd_lab.plan.run import gpu_settings
 
     here = gpus()
-    args.gpus = args.gpus or len(here) or 2
+    args.gpus = (len(here) or 2) if args.gpus is None else args.gpus
     if args.gpus < 1:
         raise UsageError(f"--gpus {args.gpus}: at least 1 is needed")
     card = args.card or next((name.partition(",")[0] for name in here), "h200")
@@ -172,7 +177,9 @@ def _load(args: argparse.Namespace) -> tuple[Workload, Trace]:
 
     try:
         if (path := Path(args.load)).is_file():
-            return Workload(path.stem, ()), form.read(path)
+            if not (trace := form.read(path)):
+                raise ValueError(f"{path} has no request")
+            return Workload(path.stem, ()), trace
         load = named(args.load)
     except ValueError as error:
         raise UsageError(f"--load: {error}") from None

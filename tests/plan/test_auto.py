@@ -38,6 +38,11 @@ def test_the_first_of_the_plan_is_started(
         (["--model", "4b"], "--auto plans for GPUs: no card"),
         (["--model", "8b", "--device", "cuda:0"], "is another model or form; measure it"),
         (["--model", "4b", "--device", "cuda:0", "--quantization", "fp8"], "(fp8, KV auto)"),
+        (["--model", "4b", "--set", "engine.device=cuda:0", "--kv-cache-dtype", "fp8"], "KV fp8)"),
+        (["--config", "FILE", "--device", "cuda:0"], "(fp8, KV auto)"),
+        (["--model", "4b", "--device", "cpu"], "leave out --device cpu"),
+        (["--model", "4b", "--device", "cuda:0", "-tp", "2"], "leave out --device cpu and -tp"),
+        (["--model", "4b", "--device", "cuda:0", "--transport", "tcp"], "no transport 'tcp'"),
     ],
 )
 def test_what_cannot_be_planned_does_not_start(
@@ -45,7 +50,12 @@ def test_what_cannot_be_planned_does_not_start(
     said: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    file = tmp_path / "epd.toml"
+    file.write_text('model_dir = "4b"\n[engine]\nquantization = "fp8"\n')
+    flags = [str(file) if flag == "FILE" else flag for flag in flags]
+
     def none() -> list[int]:
         raise cuda_driver.NoCuda("no card")
 

@@ -122,7 +122,7 @@ class Client:
                 yield response
         except TimeoutError:
             raise CommandFailed(f"{url} says nothing any more; is the server well?") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, ConnectionResetError, ValueError) as error:  # not of stdout
             raise CommandFailed(await why_silent(url, error)) from None
 
 

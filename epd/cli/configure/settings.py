@@ -85,6 +85,21 @@ def build_settings(
     flags: Mapping[str, Any] | None = None,
 ) -> Settings:
     """`flags`: dotted key to value, None where the flag was not given.  Raises ConfigError."""
+    values = named(file, assignments, flags)
+    if str(values.get("engine.device", "cpu")).startswith("cuda"):
+        values = {**CUDA_DEFAULTS, **values}
+    if values.get("engine.kv_nbytes") == 0 and "engine.device" not in values:
+        raise ConfigError("engine.kv_nbytes 0 means what is free on a GPU; on a CPU give a size")
+    values = speculative.completed(values)
+    settings = msgspec.convert(nested(values), Settings)
+    _check_together(settings)
+    return settings
+
+
+def named(
+    file: Path | None, assignments: Sequence[str], flags: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Those that somebody named, without defaults.  Raises ConfigError."""
     values: dict[str, Any] = {}
     if file is not None:
         for key, value in _flat(read_file(file), ""):
@@ -97,14 +112,7 @@ def build_settings(
     for key, value in (flags or {}).items():
         if value is not None:
             values[key] = checked(key, value, "flags")
-    if str(values.get("engine.device", "cpu")).startswith("cuda"):
-        values = {**CUDA_DEFAULTS, **values}
-    if values.get("engine.kv_nbytes") == 0 and "engine.device" not in values:
-        raise ConfigError("engine.kv_nbytes 0 means what is free on a GPU; on a CPU give a size")
-    values = speculative.completed(values)
-    settings = msgspec.convert(nested(values), Settings)
-    _check_together(settings)
-    return settings
+    return values
 
 
 def read_file(path: Path) -> dict[str, Any]:

@@ -209,28 +209,35 @@ def _vllm_servers(args: argparse.Namespace, plan: StartPlan) -> dict[str, Server
 def _choose(args: argparse.Namespace) -> None:
     """The topology of --auto, its devices and its settings.  Raises ConfigError, ModelError and
     UsageError."""
-    from epd.cli.configure.settings import leaves
+    from epd.cli.configure.settings import leaves, named
     from epd.cli.parser import UsageError
     from epd.runtime.cuda_driver import NoCuda, device_sizes
 
     given = vars(args)
+    flags_of = {key: value for key, value in given.items() if key in leaves()}
+    asked = named(args.config, args.assignments, flags_of)
     if not args.auto:
         raise UsageError("--slo bounds what --auto plans: add --auto LOAD")
     if args.role or args.topology or args.rank_of:
         raise UsageError("--auto finds the topology: leave out --role, --topology and --rank-of")
-    if not given.get("model_dir"):
+    if not (model := asked.get("model_dir")):
         raise UsageError("--auto plans for a model on GPUs: add --model")
-    device = given.get("engine.device")
+    device = asked.pop("engine.device", "")
+    if device.startswith("cpu") or asked.get("engine.tensor_parallel_size", 1) > 1:
+        raise UsageError(
+            "--auto plans for GPUs, an instance on each: leave out --device cpu and -tp"
+        )
     try:
         devices = device.split(",") if device else [f"cuda:{n}" for n in range(len(device_sizes()))]
     except NoCuda as error:
         raise UsageError(f"--auto plans for GPUs: {error}") from None
-    names = [name for name in leaves() if name.startswith("engine.")]
-    own = [f"{name}={given[name]}" for name in names if given.get(name) is not None]
-    flags = ["--load", args.auto, "--gpus", str(len(devices)), "--model", args.model_dir]
+    flags = ["--load", args.auto, "--gpus", str(len(devices)), "--model", model]
     flags += ["--slo", args.slo] if args.slo else []
-    for text in (*args.assignments, *own):
-        flags += [] if text.startswith("engine.device=") else ["--set", text]
+    transport = asked.get("transport", "")
+    flags += ["--transport", transport] if transport else []
+    for name, value in asked.items():
+        if name.startswith("engine.") or name in {"placement", "prefix_affinity", "encode_policy"}:
+            flags += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
     print(f"epd plan {' '.join(flags)}", file=sys.stderr, flush=True)
     try:
         planner = importlib.import_module("epd_lab.plan.verb")
@@ -240,10 +247,10 @@ def _choose(args: argparse.Namespace) -> None:
         raise UsageError(
             "--auto asks the laboratory, which is not here: pip install epd-lab"
         ) from None
-    args.topology, settings = planner.best(flags)
+    args.topology, found = planner.best(flags)
     given["engine.device"] = ",".join(devices)
-    args.assignments = [*args.assignments, *settings]
-    print(f"{args.topology} {' '.join(settings)}".rstrip(), file=sys.stderr, flush=True)
+    args.assignments = [*args.assignments, *found]
+    print(f"{args.topology} {' '.join(found)}".rstrip(), file=sys.stderr, flush=True)
 
 
 def make_plan(args: argparse.Namespace, held: ExitStack) -> StartPlan:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
+from epd.cli.parser import UsageError
 from epd_lab.bench.chaos.process import ClusterFailed
 from epd_lab.bench.machine import describe
 from epd_lab.bench.truth.client import Json, Peer, TruthCell
@@ -93,11 +94,18 @@ async def measure_ours(timeout_s: float, rows: Sequence[NamedRow], cluster: OurC
 def run(urls: Sequence[str], only: str, timeout_s: float, *, as_json: bool) -> int:
     """Of these servers, or without one of this project's own.  `only`: rows with these words."""
     rows = [row for row in ROWS if only in row.name]
+    if not rows:
+        raise UsageError(
+            f"--rows {only}: no row has it; there are {', '.join(r.name for r in ROWS)}"
+        )
     columns: dict[str, Cells] = {}
     for url in urls:
-        columns[url] = asyncio.run(measure(Peer(url, url, timeout_s), rows))
+        try:
+            columns[url] = asyncio.run(measure(Peer(url, url, timeout_s), rows))
+        except OSError as error:
+            raise UsageError(f"{error}; start it first") from None
     if not urls:
         columns["epd"] = asyncio.run(measure_ours(timeout_s, rows, OurCluster(TOPOLOGY)))
     report = report_of(rows, columns)
     print(json.dumps(report, indent=1) if as_json else table_of(report))
-    return 0
+    return 1 if any(c.counts["WRONG"] for cells in columns.values() for c in cells) else 0

@@ -106,7 +106,7 @@ def _workload(args: argparse.Namespace, name: str) -> Workload:
         raise UsageError("--rate is an open loop and --concurrency a closed one; give one of them")
     arrival: Arrival | None = None
     for flag, value in (("--rate", args.rate), ("--concurrency", args.concurrency)):
-        if value is not None and value <= 0:
+        if value is not None and not 0 < value < math.inf:
             raise UsageError(f"{flag} {value}: a number above 0 is needed")
     if args.requests is not None and args.requests < 1:
         raise UsageError(f"--requests {args.requests}: send at least one")
@@ -130,6 +130,8 @@ def slo_of(text: str) -> Any:
             name, value = part.split("=")
             number = value.removesuffix("ms").removesuffix("s")
             bounds[f"{name}_s"] = float(number) / (1 if value == f"{number}s" else 1e3)
+            if not 0 < bounds[f"{name}_s"] < math.inf:
+                raise ValueError
         return Slo(**bounds)
     except (ValueError, TypeError):
         raise UsageError(f"--slo {text!r}: write {SLO}, in milliseconds; or itl=30ms") from None

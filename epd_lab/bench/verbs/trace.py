@@ -74,13 +74,17 @@ def run(args: argparse.Namespace) -> int:
     from epd_lab.bench.traces import form, replay
 
     for flag in ("rate", "seconds", "parts"):
-        if (number := vars(args)[flag]) is not None and number <= 0:
+        if (number := vars(args)[flag]) is not None and not 0 < number < math.inf:
             raise UsageError(f"--{flag} {number:g}: a number above 0 is needed")
     slos = {"": slo_of(SLO)}
     for text in args.slo:
         kind, _, bounds = text.rpartition(":")
         slos[kind] = slo_of(bounds)
+    if args.save and not args.save.absolute().parent.is_dir():
+        raise UsageError(f"--save {args.save}: {args.save.parent} is no directory")
     trace = _trace(args)
+    if unknown := set(slos) - {"", *(asked.kind for asked in trace)}:
+        raise UsageError(f"--slo: the trace has no requests of kind {', '.join(sorted(unknown))}")
     if args.write:
         form.write(trace, args.write)
         return 0
@@ -124,7 +128,10 @@ def _trace(args: argparse.Namespace) -> list[TraceRequest]:
             found = shapes.drawn(args.trace, args.rate or PER_S, args.seconds or FOR_S, args.seed)
     except (ValueError, OSError) as error:
         raise UsageError(f"{args.trace}: {error}") from None
+    kinds = sorted({asked.kind for asked in found})
     found = [asked for asked in found if args.only in {None, asked.kind}]
+    if kinds and not found:
+        raise UsageError(f"--only {args.only}: there are {', '.join(kinds)}")
     if not found:
         raise UsageError(f"{args.trace}: there is no request in it; give more --seconds")
     return found
@@ -133,11 +140,15 @@ def _trace(args: argparse.Namespace) -> list[TraceRequest]:
 def _simulated(args: argparse.Namespace, trace: list[TraceRequest]) -> Any:
     from epd.topology import parse_topology
     from epd_lab.bench.workload import Workload
-    from epd_lab.plan import costs, traced
+    from epd_lab.plan import costs, limits, traced
     from epd_lab.plan.run import ForecastPlan
 
     parse_topology(args.sim)
     known = costs.read(args.costs or costs.BUNDLED)
     vars(args)["engine.device"] = "cuda"
-    plan = ForecastPlan(known, args.sim, Workload("trace", ()), options.settings_of(args))
+    settings, nothing = options.settings_of(args), Workload("trace", ())
+    if settings.model_dir:
+        limits.check_model(known, settings.model_dir, settings)
+    list(limits.requests_of(known, nothing, trace))  # raises where costs end
+    plan = ForecastPlan(known, args.sim, nothing, settings)
     return traced.forecast(plan, trace, args.parts)

@@ -212,7 +212,7 @@ def test_a_trace_in_parts_is_the_whole(
         (["tall", "--url", "http://x"], "choose burstgpt, prefix-N, text"),
         ([__file__, "--url", "http://x"], "line 1"),
         (["small", "--sim", "1epd", "--rate", "0"], "--rate 0: a number above 0"),
-        (["small", "--sim", "1epd", "--only", "chat"], "no request in it"),
+        (["small", "--sim", "1epd", "--only", "chat"], "there are small"),
     ],
 )
 def test_what_cannot_be_replayed_is_said(
