@@ -172,7 +172,7 @@ class DecodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a decode instance holds at most."""
 
     max_queue: Annotated[Count, about("requests waiting or being decoded")] = 512
-    max_running: Annotated[Count, about("sequences of one step", "--max-num-seqs", "model")] = 256
+    max_running: Annotated[int, msgspec.Meta(gt=0, le=4096, extra={"metavar": "N"}), about("sequences of one step", "--max-num-seqs", "model")] = 256
 
 
 class MooncakeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -74,7 +74,7 @@ def roles(*names: str) -> tuple[str, ...]:
 
 
 def api(*names: str) -> tuple[str, ...]:
-    return (*(f"epd.api.{name}" for name in names), "epd.frontend", *LEAVES)
+    return (*(f"epd.api.{name}" for name in names), "epd.frontend", "epd.in_thread", *LEAVES)
 
 
 HTTP = packages("httptools", "msgspec", "pybase64", "uvicorn")
@@ -200,11 +200,7 @@ AREAS = {
         packages("llguidance", "msgspec"),
     ),
     "epd.api.prompts": Area(
-        (
-            "epd.in_thread",
-            *api("answers.detokenize", "asked", "expendable", "http", "prompts"),
-            *FILES,
-        ),
+        (*api("answers.detokenize", "asked", "expendable", "http", "prompts"), *FILES),
         packages("aiohttp", "jinja2", "msgspec", "PIL", "tokenizers", "yarl"),
     ),
     # `epd run` checks what it is given for a model by the reader of bodies.
@@ -225,7 +221,7 @@ AREAS = {
     },
     "epd.api.document": Area(("epd.api", "epd.frontend", *LEAVES), packages("msgspec")),
     "epd.api.watching": Area(
-        ("epd.in_thread", *api("answers", "asked", "http", "prompts", "watching", "web")),
+        api("answers", "asked", "http", "prompts", "watching", "web"),
         packages("msgspec", "prometheus_client"),
         lazily=packages("opentelemetry"),
     ),

@@ -141,7 +141,7 @@ class Choice:
             count = self._take(update, said)
             logprobs.extend(update.logprobs[:count])
             token_ids.extend(update.token_ids[:count])
-            self.num_accepted += update.num_accepted
+            self.num_accepted += min(update.num_accepted, count)  # others are behind its end
             self.num_rejected += update.num_rejected
             if self.finish_reason:
                 break

@@ -28,7 +28,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from epd.api.http.errors import bad_request
+from epd.api.http.errors import ApiError, bad_request
 from epd.config import GatewayConfig
 
 if TYPE_CHECKING:
@@ -41,13 +41,6 @@ KEEP_ALIVE_S = 75
 BACKLOG = 2048
 RESERVED_FILES = 256  # of those that the process may open: for all else than connections
 OFFERS = (b"upgrade", b"http2-settings")  # headers, and words of the header Connection
-
-
-_TOO_MANY = b'{"error":{"message":"too many connections are open; try again later"}}'
-TOO_MANY = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
-    b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(_TOO_MANY), _TOO_MANY)
-)
 
 
 def most_connections() -> int:
@@ -79,7 +72,8 @@ class Connection(HttpToolsProtocol):
     ) -> None:
         super().connection_made(transport)
         if len(self.connections) > most_connections():
-            transport.write(TOO_MANY)
+            text = "this gateway has as many connections as it can; close some, and try again"
+            self._refuse(b"503 Service Unavailable", ApiError(503, text, code="overloaded"))
             transport.close()
         else:
             self._arm_head()
@@ -201,12 +195,15 @@ class Connection(HttpToolsProtocol):
                 f"the request is not valid HTTP/1.1, its head is over {MAX_HEAD_NBYTES} bytes, or "
                 f"over {MAX_PIPELINED} were sent without waiting for an answer"
             )
-            body = msgspec.json.encode(bad_request(text, code="invalid_http").body)
-            self.transport.write(
-                b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
-                b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
-            )
+            self._refuse(b"400 Bad Request", bad_request(text, code="invalid_http"))
         self.transport.close()
+
+    def _refuse(self, status: bytes, error: ApiError) -> None:
+        body = msgspec.json.encode(error.body)
+        self.transport.write(
+            b"HTTP/1.1 %b\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (status, len(body), body)
+        )
 
     # --- a client that does not read --------------------------------------------------------------
 

@@ -20,9 +20,9 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextvars import ContextVar
-from typing import Any, ParamSpec, Required, TypedDict, TypeVar
+from typing import ParamSpec, Required, TypedDict, TypeVar
 
 import msgspec
 
@@ -60,6 +60,7 @@ class AsgiMessage(TypedDict, total=False):
 Receive = Callable[[], Awaitable[AsgiMessage]]
 Send = Callable[[AsgiMessage], Awaitable[None]]
 P = ParamSpec("P")
+A = TypeVar("A")
 T = TypeVar("T")
 
 JSON = b"application/json"
@@ -98,16 +99,18 @@ def while_wanted(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-async def together(*works: Coroutine[object, object, T]) -> list[T]:
-    """Their results.  If one fails, or the client leaves, nobody goes on with the rest.
+async def together(
+    work: Callable[[A], Coroutine[object, object, T]], items: Iterable[A]
+) -> list[T]:
+    """Its results.  If one fails, or the client leaves, nobody goes on with the rest.
 
     Raises ClientGone there.
     """
     exchange = _watched.get()
-    tasks = [asyncio.create_task(work) for work in works]
-    results = asyncio.gather(*tasks)
+    results = asyncio.ensure_future(_each(work, items))
+    cancel = results.cancel
     if exchange is not None:
-        exchange.wanted.add(results)
+        exchange.ends.add(cancel)
     try:
         return await results
     except asyncio.CancelledError:
@@ -115,10 +118,17 @@ async def together(*works: Coroutine[object, object, T]) -> list[T]:
             raise ClientGone from None
         raise
     finally:
-        for task in tasks:
-            task.cancel()
         if exchange is not None:
-            exchange.wanted.discard(results)
+            exchange.ends.discard(cancel)
+
+
+async def _each(work: Callable[[A], Coroutine[object, object, T]], items: Iterable[A]) -> list[T]:
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work(item)) for item in items]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 def count_fetched(nbytes: int) -> None:
@@ -157,7 +167,7 @@ class Exchange:
         self.status = 0  # until the answer starts
         self.began_s = time.monotonic()
         self.disconnected = False
-        self.wanted: set[asyncio.Future[Any]] = set()  # cancelled if the client leaves
+        self.ends: set[Callable[[], object]] = set()  # called if the client leaves
         self._is_read = self.method in ("GET", "HEAD", "OPTIONS")
         self.give_back: Callable[[], None] = _nothing  # what it holds until its first token
         self.more_headers: Headers = []  # of whatever the answer is
@@ -276,8 +286,8 @@ class Exchange:
                 break
         if not self._is_answered:
             self.disconnected = True
-            for work in self.wanted:
-                work.cancel()
+            for end in self.ends:
+                end()
             callback()
 
     # --- answering --------------------------------------------------------------------------------

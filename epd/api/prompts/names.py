@@ -7,14 +7,15 @@ waits for each.  So a few URLs of one client would keep the pictures of all othe
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import threading
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 from epd.in_thread import in_thread
 
+T = TypeVar("T")
 MAX_LOOKUPS = 256  # at a time; more fail at once, and none of them waits
 
 
@@ -24,19 +25,19 @@ class Lookups:
     def __init__(self) -> None:
         self._places = threading.BoundedSemaphore(MAX_LOOKUPS)
 
-    def getaddrinfo(self, host: str, port: int, **how: Any) -> asyncio.Future[Any]:
+    def getaddrinfo(self, host: str, port: int, **how: int) -> Awaitable[Sequence[object]]:
         """Raises OSError."""
         return self._look(partial(socket.getaddrinfo, host, port, **how))
 
-    def getnameinfo(self, address: Any, flags: int = 0) -> asyncio.Future[Any]:
+    def getnameinfo(self, address: tuple[str, int], flags: int = 0) -> Awaitable[tuple[str, str]]:
         """Raises OSError."""
         return self._look(partial(socket.getnameinfo, address, flags))
 
-    def _look(self, look: partial[Any]) -> asyncio.Future[Any]:
+    def _look(self, look: Callable[[], T]) -> Awaitable[T]:
         if not self._places.acquire(blocking=False):
             raise OSError(None, "too many names are being looked up; try again later")
 
-        def work() -> Any:
+        def work() -> T:
             try:
                 return look()
             finally:

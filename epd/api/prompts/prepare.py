@@ -162,7 +162,7 @@ class Preparer:
             fetches.append((began_s, time.time()))
             return medium
 
-        media = await together(*map(fetch, parts))
+        media = await together(fetch, parts)
         ids, items, place = await self._text_work(
             _weight(messages, tools), self._build, messages, tools, flags, media
         )
@@ -280,8 +280,8 @@ class Preparer:
         """Decode base64, read the header, hash: a short image at once, all else on a thread."""
         limits = self._config.limits
         bound = video_bound(limits) if part.is_file else image_bound(limits)
-        fetches = [self._source(u, bound, p) for u, p in zip(part.urls, part.params, strict=True)]
-        sources = await together(*fetches)
+        named = [(u, bound, p) for u, p in zip(part.urls, part.params, strict=True)]
+        sources = await together(lambda one: self._source(*one), named)
         if part.is_image and data_nbytes(sources[0]) <= INLINE_NBYTES:
             return self._measurer.image(sources[0], part.param, scope, part.bounds)
         loop = asyncio.get_running_loop()

@@ -45,6 +45,8 @@ GONE = {  # what was a setting once, and stands as a constant in the code
     "timing.fence_interval_s": "fences are asked for again as all else, by retry_interval_s",
 }
 
+Table = dict[str, Any]  # values by dotted key, or tables in tables
+
 
 @functools.cache
 def leaves() -> dict[str, Setting]:
@@ -58,13 +60,13 @@ def constants() -> dict[str, Setting]:
     return {one.key: one for one in settings_of(Settings) if one.fixed}
 
 
-def flatten(settings: msgspec.Struct) -> dict[str, Any]:
+def flatten(settings: msgspec.Struct) -> Table:
     """Dotted key to value of a struct of structs, without what is fixed."""
     values = dict(_flat(msgspec.to_builtins(settings), ""))
     return {key: value for key, value in values.items() if key not in constants()}
 
 
-def shown(settings: Settings) -> dict[str, Any]:
+def shown(settings: Settings) -> Table:
     """What `--show-config` prints: tables of settings, without keys that are secret."""
     tables = nested(flatten(settings))
     tables["access"]["api_keys"] = ["..." for _ in settings.access.api_keys]
@@ -96,11 +98,9 @@ def build_settings(
     return settings
 
 
-def named(
-    file: Path | None, assignments: Sequence[str], flags: Mapping[str, Any] | None
-) -> dict[str, Any]:
+def named(file: Path | None, assignments: Sequence[str], flags: Mapping[str, Any] | None) -> Table:
     """Those that somebody named, without defaults.  Raises ConfigError."""
-    values: dict[str, Any] = {}
+    values: Table = {}
     if file is not None:
         for key, value in _flat(read_file(file), ""):
             values[key] = checked(key, value, str(file))
@@ -115,7 +115,7 @@ def named(
     return values
 
 
-def read_file(path: Path) -> dict[str, Any]:
+def read_file(path: Path) -> Table:
     """The tables of a TOML or JSON file.  Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -254,9 +254,9 @@ def _parsed(text: str) -> Any:
         return text
 
 
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+def nested(values: Mapping[str, Any]) -> Table:
     """Tables of tables of what has dotted keys."""
-    tree: dict[str, Any] = {}
+    tree: Table = {}
     for key, value in values.items():
         *tables, name = key.split(".")
         table = tree

@@ -172,6 +172,8 @@ def _tokens_of(firsts: torch.Tensor, counts: torch.Tensor) -> Iterator[tuple[tor
 
 def _chunks(batch: FlatBatch) -> Iterator[tuple[slice, torch.Tensor, bool]]:
     """Of sequences with several tokens: their places, state blocks, whether tokens come before."""
+    if not batch.shape.num_tiles:
+        return  # `replay`, in whose room there may be some
     cu_q, lengths = batch.cu_q.tolist(), batch.seq_lens.tolist()
     for i in range(int(batch.decodes), len(lengths)):
         if cu_q[i] < cu_q[i + 1]:

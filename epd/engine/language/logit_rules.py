@@ -31,7 +31,7 @@ Bits = npt.NDArray[np.uint8]  # of a vocabulary, the first token in the lowest b
 Places = npt.NDArray[np.int64]  # in a matrix of logits, row by row
 Values = npt.NDArray[np.float32]
 T = TypeVar("T")
-MAX_REMEMBERED = 1024  # prompts and biases
+MAX_REMEMBERED = 1024  # biases
 NOTHING_LEFT = (
     "nothing is left to be said: allowed_token_ids, bad_words and no_repeat_ngram forbid it"
 )
@@ -250,11 +250,6 @@ def _remembered(make: Callable[[tuple[Any, ...]], T]) -> Callable[[tuple[Any, ..
 
 
 @_remembered
-def _prompt(tokens: tuple[int, ...]) -> Places:
-    return np.array(tokens, np.int64)
-
-
-@_remembered
 def _biases(pairs: tuple[tuple[int, float], ...]) -> tuple[Places, Values]:
     tokens, values = zip(*pairs, strict=True) if pairs else ((), ())
     return np.array(tokens, np.int64), np.array(values, np.float32)
@@ -268,4 +263,4 @@ def _bits(tokens: tuple[int, ...], size: int) -> Bits:
 
 
 def _ints(tokens: Sequence[int]) -> Places:
-    return _prompt(tokens) if isinstance(tokens, tuple) else np.array(tokens, np.int64)
+    return np.array(tokens, np.int64)

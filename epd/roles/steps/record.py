@@ -48,6 +48,15 @@ class Record:
     num_whole: int | None = None  # blocks of its KV that were sent before the last chunk began
     said: array[int] = field(default_factory=lambda: array("i"))
     """Ids of the answer's tokens, if steps ask; those of earlier attempts first."""
+    asked: array[int] | None = None  # the prompt without these, if steps ask
+
+    def asked_of(self, request: Request) -> Sequence[int]:
+        """Made once, and gone with it; the device's thread reads it as numbers without a copy of
+        each."""
+        if self.asked is None:
+            num_asked = len(request.prompt) - request.num_emitted
+            self.asked = array("q", request.prompt[:num_asked])
+        return self.asked
 
     def said_of(self, request: Request) -> Sequence[int]:
         """A copy of the ids of the answer's tokens so far; `said` grows by the new ones alone."""

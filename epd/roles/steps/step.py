@@ -37,7 +37,7 @@ def sequence_of(
         spans=_spans(request, record, start, count) if start < num_prompt else (),
         sample=sampling if stop >= num_tokens else None,
         output_index=stop - first_output,
-        prompt_ids=request.prompt[:first_output] if looks_back else (),
+        prompt_ids=record.asked_of(request) if looks_back else (),
         output_ids=record.said_of(request) if looks_back else (),
         num_drafts=len(drafts),
         num_wanted=num_wanted,

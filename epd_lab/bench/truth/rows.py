@@ -40,17 +40,19 @@ def sample(name: str) -> str:
 
 def painted(count: int, seed: int) -> list[tuple[str, str]]:
     """Letters, and the picture of them."""
+    rng = random.Random(seed)
+    texts = ["".join(rng.choice(LETTERS) for _ in range(5)) for _ in range(count)]
+    return [(text, painted_on(text)) for text in texts]
+
+
+def painted_on(text: str, paper: str = "white") -> str:
+    """The URL of a picture of it."""
     from PIL import Image, ImageDraw, ImageFont
 
-    rng, found = random.Random(seed), []
-    for _ in range(count):
-        text = "".join(rng.choice(LETTERS) for _ in range(5))
-        image = Image.new("RGB", (96, 64), "white")
-        ImageDraw.Draw(image).text((10, 20), text, fill="black", font=ImageFont.load_default(20))
-        buffer = io.BytesIO()
-        image.save(buffer, "PNG")
-        found.append((text, data_url(buffer.getvalue())))
-    return found
+    image, buffer = Image.new("RGB", (96, 64), paper), io.BytesIO()
+    ImageDraw.Draw(image).text((10, 20), text, fill="black", font=ImageFont.load_default(20))
+    image.save(buffer, "PNG")
+    return data_url(buffer.getvalue())
 
 
 async def counted(*asked: tuple[Awaitable[Reply], str | None]) -> TruthCell:

@@ -54,3 +54,13 @@ async def test_a_client_that_leaves_cancels_the_choice_that_goes_on(*, stream: b
         await until(frontend.streams[1].cancelled.is_set)
         await until(lambda: not server._state.tasks)
         assert frontend.streams[1].reasons[0] == (Leave.GONE, "client disconnected")
+
+
+async def test_drafts_behind_a_stop_string_are_none_of_the_answers_tokens():
+    """A step that accepts drafts tells several tokens at once, and the answer ends among them."""
+    several = said("b!cdef")._replace(num_accepted=5)
+    async with client_of([said("a"), several]) as (client, _, _):
+        answer = await ask(client, stop=["!"])
+    assert answer.choices[0].message.content == "ab"
+    assert answer.usage.completion_tokens == 3
+    assert answer.usage.completion_tokens_details.accepted_prediction_tokens == 2

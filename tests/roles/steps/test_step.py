@@ -5,8 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from epd.messages import Address, MediaItem
-from epd.roles.steps.step import _spans
+from epd.fsm.request import Request
+from epd.messages import Address, MediaItem, SamplingParams
+from epd.roles.steps.record import Record
+from epd.roles.steps.step import _spans, sequence_of
+from epd.scheduling.prefix_keys import PrefixKeys
 
 
 def test_a_span_has_what_a_chunk_leaves_of_its_frame() -> None:
@@ -34,3 +37,18 @@ def test_a_span_has_what_a_chunk_leaves_of_its_frame() -> None:
                     expected.append((place - start, held[0], len(held), rows[-1] - held[-1]))
             found = _spans(request, record, start, stop - start)
             assert [(s.at, s.row_start, s.count, s.left) for s in found] == expected
+
+
+def test_the_prompt_of_an_attempt_that_goes_on_is_one_object_in_all_steps() -> None:
+    """It is not copied for each token, and nothing of it is remembered when the attempt ends."""
+    sampling = SamplingParams(max_tokens=9, repetition_penalty=1.1)
+    message: Any = SimpleNamespace(
+        request_id="r", attempt=2, sampling=sampling, gateway=None, deadline_s=0, items=(),
+        num_emitted=2, adapter="",
+    )  # fmt: skip
+    request, record = Request("r/2", message, (5, 6, 7, 8, 9)), Record(PrefixKeys(4, (), ""))
+    first = sequence_of(request, record, 2)
+    request.num_computed = 2
+    second = sequence_of(request, record, 3)
+    assert list(first.prompt_ids) == [5, 6, 7] and second.prompt_ids is first.prompt_ids
+    assert list(second.output_ids) == [8, 9]
