@@ -11,12 +11,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
+import pytest
 
 from epd.cli.start.ports import any_free
 from epd.runtime.child import ChildSpec
 from epd.runtime.claim import own_life
 from epd.runtime.program import ServerCommand
 from epd.runtime.supervisor import Child, Supervisor
+from epd.runtime.worker import Ending
+from epd.vllm import child
 from tests.api.wire import until
 from tests.patience import PATIENCE_S
 
@@ -98,6 +101,25 @@ async def test_a_server_ends_with_the_process_that_keeps_it(tmp_path: Path) -> N
         await until(lambda: int(life[0]) not in at.alive())
         await until(lambda: at.shown.count("serving") == 2)
         os.kill(int(life[1]), signal.SIGKILL)  # this one's own engine ends by no signal
+
+
+async def test_a_server_that_hangs_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "SILENT_S", 0.5)
+    monkeypatch.setattr(child, "ANSWER_S", 0.1)
+    at, told = Kept(tmp_path, any_free("127.0.0.1")), list[str]()
+
+    def status(state: str, detail: str) -> None:
+        told.append(f"{state} {detail}")
+        if state == "serving":
+            os.kill(int(at.lives()[0][0]), signal.SIGSTOP)
+
+    server = at.child.spec.server
+    assert server is not None
+    assert await asyncio.wait_for(child.keep(server, Ending(), status), PATIENCE_S) == 1
+    assert "has not answered" in told[-1] and told[-1].startswith("failed ")
+    await until(lambda: not at.alive())
 
 
 async def test_a_server_that_never_serves_is_one_clear_sentence(tmp_path: Path) -> None:
