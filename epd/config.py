@@ -53,7 +53,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     max_body_nbytes: Annotated[Nbytes, about("of a request's body")] = 64 << 20
     max_text_nbytes: Annotated[Nbytes, about("of a body, besides the base64 data of its media")] = 4 << 20
-    max_inflight_nbytes: Annotated[Nbytes, about("of the bodies of all open requests, and of what was fetched for them")] = 1 << 30
+    max_inflight_nbytes: Annotated[Nbytes, about("of the bodies of all open requests, and of media fetched for them")] = 1 << 30
     read_timeout_s: Annotated[Seconds, about("a request's head, then its body, must arrive within")] = 30.0
     write_timeout_s: Annotated[Seconds, about("a client that reads nothing for so long is dropped")] = 30.0
     max_images: Annotated[Count, about("images of one request", "--max-images", "limits")] = 16

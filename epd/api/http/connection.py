@@ -91,7 +91,7 @@ class Connection(HttpToolsProtocol):
     # --- requests that wait for their turn --------------------------------------------------------
 
     def _arm_behind(self) -> None:
-        """Reading is paused while one waits, so that nothing would tell of the client's end."""
+        """Reading is paused while one waits, so that a client's end would not be seen."""
         if self.pipeline and self._behind_timer is None:
             self._behind_timer = self.loop.call_later(BEHIND_S, self._look_behind)
 
