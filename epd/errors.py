@@ -53,6 +53,8 @@ def explain(error: BaseException) -> tuple[int, str]:
         )
     if isinstance(error, OSError) and error.filename is not None:
         return FAILED, f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return FAILED, "a disk that this writes to is full; make room there"
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY in str(error):  # torch's, or NCCL's
         lines = str(error).splitlines() or [type(error).__name__]
         what = next((line for line in lines if _OUT_OF_MEMORY in line), lines[0])

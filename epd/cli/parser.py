@@ -8,6 +8,7 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from epd.errors import USAGE, Told
@@ -37,6 +38,14 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
     check.choices = choices  # type: ignore[attr-defined]  # as argparse's own, for completion
     return check
+
+
+def new_file(text: str) -> Path:
+    """An argument type: a file to write, when all is done."""
+    path = Path(text)
+    if path.absolute().parent.is_dir():
+        return path
+    raise argparse.ArgumentTypeError(f"{path.parent} is no directory; make it first")
 
 
 class Known(NamedTuple):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from epd.cli.parser import Parser, UsageError
+from epd.cli.parser import Parser, UsageError, new_file
 from epd_lab.bench.verbs.serve import slo_of
 
 if TYPE_CHECKING:
@@ -57,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--load", default="mixed", metavar="NAME", help="default mixed")
     parser.add_argument("--users", type=int, metavar="N", help="another number of its users")
-    parser.add_argument("--slo", default=SLO, metavar="BOUNDS", help=f"default {SLO}")
+    parser.add_argument(
+        "--slo", default=SLO, metavar="BOUNDS", help=f"default {SLO}; a number alone is in ms"
+    )
     parser.add_argument(
         "--topology", dest="topologies", action="append", metavar="NAME",
         help="instead of all sensible ones of --gpus; may be repeated",
@@ -75,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep", action="store_true", help="with --measured: note the errors in the cost file"
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it (SVG)")
+    parser.add_argument("--plot", type=new_file, metavar="FILE", help="draw it (SVG)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -83,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
     """Raises UsageError, ConfigError and ModelError."""
     if args.jobs < 0:
         raise UsageError(f"--jobs {args.jobs}: a number of processes, or 0 for all cores")
-    if args.plot and not args.plot.absolute().parent.is_dir():
-        raise UsageError(f"--plot {args.plot}: {args.plot.parent} is no directory")
+    if args.keep and not args.measured:
+        raise UsageError("--keep notes the errors of a comparison: add --measured FILE")
     slo_of(args.slo)
     path, known = _known(args)
     with ProcessPoolExecutor(args.jobs or None) as pool:
@@ -194,11 +196,13 @@ def _load(args: argparse.Namespace) -> tuple[Workload, Trace]:
 def command_of(args: argparse.Namespace, one: Outcome) -> str:
     """To paste."""
     from epd.topology import parse_topology
+    from epd_lab.bench.costs import shape
 
     number = len(parse_topology(one.candidate.topology))
     devices = ",".join(f"cuda:{index}" for index in range(number))
     settings = [f"--set {text}" for text in (*args.assignments, *one.candidate.changes)]
-    where = f"--model {args.model or 'DIR'} --device {devices}"
+    model = args.model if args.model not in {"", *shape.SIZES} else "DIR"
+    where = f"--model {model} --device {devices}"
     return " ".join(["python -m epd run --topology", one.candidate.topology, where, *settings])
 
 

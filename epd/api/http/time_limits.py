@@ -28,7 +28,7 @@ def _seconds(headers: Mapping[bytes, bytes], name: str, most_s: float) -> float:
     if text is None:
         return most_s
     try:
-        value_s = float(text)
+        value_s = math.nan if b"_" in text else float(text)  # as in Python's own numbers
     except ValueError:
         value_s = math.nan
     if not 0.0 < value_s <= most_s:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import yarl
 
 CHUNK_NBYTES = 64 << 10
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS, MAX_PER_HOST = 256, 64  # one that is silent leaves places to others
 MAX_REDIRECTS = 3  # a shortener, https, and the place itself
 REDIRECTS = (301, 302, 303, 307, 308)
 
@@ -139,6 +139,7 @@ class MediaFetcher:
             connector = aiohttp.TCPConnector(
                 socket_factory=None if allow else public_socket,
                 limit=MAX_CONNECTIONS,
+                limit_per_host=MAX_PER_HOST,
                 resolver=aiohttp.ThreadedResolver(Lookups()),  # type: ignore[arg-type]
             )
             self._session = aiohttp.ClientSession(

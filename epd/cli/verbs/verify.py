@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from epd.cli.configure import options
-from epd.cli.parser import UsageError
+from epd.cli.parser import UsageError, new_file
 from epd.cli.verify.rows import ROWS
 
 _TABLE = "\n".join(f"  {row.name:13} {row.proves}" for row in ROWS)
@@ -49,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype", dest="engine.dtype", metavar="DTYPE",
         help="float32, bfloat16 or float16; default float32, which shows most",
     )  # fmt: skip
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there, too")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the report there, too")
     options.add_config_flags(parser)
 
 
@@ -58,6 +57,4 @@ def run(args: argparse.Namespace) -> int:
 
     if args.layers is not None and args.layers < 1:
         raise UsageError(f"--layers {args.layers}: compare at least one")
-    if args.json is not None and not args.json.parent.is_dir():
-        raise UsageError(f"--json {args.json}: {args.json.parent} is no directory")
     return verify(args)

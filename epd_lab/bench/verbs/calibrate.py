@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from epd.cli.configure import options
-from epd.cli.parser import UsageError
+from epd.cli.parser import UsageError, new_file
 from epd_lab.bench.costs.shape import SIZES
 from epd_lab.bench.verbs.gpu import with_model
 
@@ -27,7 +27,11 @@ def add_to(kinds: Any) -> None:
     parser = kinds.add_parser("calibrate", help="a card, for epd plan", description=DESCRIPTION)
     parser.add_argument("--shape", choices=SIZES, default="4b", help="without --model; default 4b")
     parser.add_argument(
-        "--out", type=Path, default=Path("costs.json"), metavar="FILE", help="default costs.json"
+        "--out",
+        type=new_file,
+        default=Path("costs.json"),
+        metavar="FILE",
+        help="default costs.json",
     )
     parser.add_argument(
         "--budget-s", type=float, default=60.0, metavar="S",
@@ -46,8 +50,6 @@ def run(args: argparse.Namespace) -> int:
 
     if args.budget_s <= 0:
         raise UsageError(f"--budget-s {args.budget_s:g}: a number above 0 is needed")
-    if not args.out.absolute().parent.is_dir():
-        raise UsageError(f"--out {args.out}: {args.out.parent} is no directory")
     with scratch("epd-calibrate-") as place:
         with_model(args, place)
         settings = options.settings_of(args)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from epd.cli.parser import UsageError
+from epd.cli.parser import UsageError, new_file
 
 CHAOS = """\
 Faults of real processes under load. A cluster is started and answers each question while nothing
@@ -53,8 +52,8 @@ def add_to(kinds: Any) -> None:
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of faults and questions")
     parser.add_argument("--plan", action="store_true", help="print the plan of faults and end")
     parser.add_argument("--json", action="store_true", help="with requests of wrong answers")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the JSON there")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="an SVG of rate, pauses, faults")
+    parser.add_argument("--save", type=new_file, metavar="FILE", help="write the JSON there")
+    parser.add_argument("--plot", type=new_file, metavar="FILE", help="SVG of rate, pauses, faults")
     parser.add_argument("flags", nargs="*", metavar="FLAG", help="of epd run, behind --")
 
 

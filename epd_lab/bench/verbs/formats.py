@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 from typing import Any
 
 from epd.cli.configure import options
-from epd.cli.parser import UsageError
+from epd.cli.parser import UsageError, new_file
 from epd_lab.bench.machine import gpus
 
 DESCRIPTION = """\
@@ -37,7 +36,7 @@ def add_to(kinds: Any) -> None:
         "--device", dest="engine.device", default=argparse.SUPPRESS, metavar="DEVICE",
         help="cuda or cuda:1, where models are in bfloat16; default cpu",
     )  # fmt: skip
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write a report in JSON there")
+    parser.add_argument("--save", type=new_file, metavar="FILE", help="write JSON there")
     options.add_config_flags(parser)
 
 

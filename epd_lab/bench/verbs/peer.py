@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from epd.cli.configure import options
-from epd.cli.parser import UsageError
+from epd.cli.parser import UsageError, new_file
 from epd_lab.bench.verbs.serve import SLO, slo_of, target_of
 
 WORKLOADS = ("text", "3x560", "1x1080p", "4x1080p")
@@ -30,7 +29,7 @@ def add_to(kinds: Any) -> None:
         "servers", nargs="+", metavar="SERVER", help="NAME=URL[,URL] or NAME=TOPOLOGY"
     )
     parser.add_argument(
-        "--save", type=Path, required=True, metavar="FILE",
+        "--save", type=new_file, required=True, metavar="FILE",
         help="the JSON, written after each repeat; epd diagrams makes a table of it",
     )  # fmt: skip
     parser.add_argument(
@@ -76,8 +75,6 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"--workload {name}: one stream of users is compared at a time")
         return found
 
-    if not args.save.absolute().parent.is_dir():
-        raise UsageError(f"--save {args.save}: {args.save.parent} is no directory")
     for flag in ("requests", "seconds", "open_s", "open_share"):
         value = vars(args)[flag]
         if value is not None and value < (0 if flag == "open_s" else 1e-3):

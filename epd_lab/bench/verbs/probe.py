@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from epd.cli.configure import options
-from epd.cli.parser import UsageError
+from epd.cli.parser import UsageError, new_file
 from epd_lab.bench.machine import gpus
 
 DESCRIPTION = """\
@@ -38,7 +37,7 @@ def add_to(kinds: Any) -> None:
         "--limit-s", type=float, default=120.0, metavar="S",
         help="for a model and a number of layers, default 120; what takes longer is left out",
     )  # fmt: skip
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write a report in JSON there")
+    parser.add_argument("--save", type=new_file, metavar="FILE", help="write JSON there")
     options.add_model_flags(parser)
     options.add_config_flags(parser)
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from epd.cli.configure import options
-from epd.cli.parser import UsageError
+from epd.cli.parser import UsageError, new_file
 
 if TYPE_CHECKING:
     from epd_lab.bench.servers.serve import Target
@@ -56,10 +55,10 @@ def add_to(kinds: Any) -> None:
         help=f"for goodput, in ms, default {SLO}; itl: of 99 of 100 gaps of an answer",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the JSON there, too")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it, too (SVG)")
+    parser.add_argument("--save", type=new_file, metavar="FILE", help="write the JSON there, too")
+    parser.add_argument("--plot", type=new_file, metavar="FILE", help="draw it, too (SVG)")
     parser.add_argument(
-        "--trace", type=Path, metavar="FILE",
+        "--trace", type=new_file, metavar="FILE",
         help="every request's way through the stages, to be opened in https://ui.perfetto.dev",
     )  # fmt: skip
     options.add_place_flags(parser)

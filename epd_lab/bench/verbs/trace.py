@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from epd.cli.configure import options
-from epd.cli.parser import UsageError
+from epd.cli.parser import UsageError, new_file
 from epd_lab.bench.traces.shapes import DRAWN
 from epd_lab.bench.verbs.serve import SLO, slo_of, target_of
 
@@ -38,7 +38,7 @@ def add_to(kinds: Any) -> None:
         "--url", metavar="SERVER", help="URL, several with commas, or a topology that is started"
     )
     where.add_argument("--sim", metavar="TOPOLOGY", help="simulate it")
-    where.add_argument("--write", type=Path, metavar="FILE", help="only write the trace")
+    where.add_argument("--write", type=new_file, metavar="FILE", help="only write the trace")
     parser.add_argument(
         "--rate", type=float, metavar="PER_S",
         help="so many requests a second: a file's times are stretched; a shape's default is 1",
@@ -61,7 +61,7 @@ def add_to(kinds: Any) -> None:
         "grows and little is repeated the figures are those of one",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the JSON there, too")
+    parser.add_argument("--save", type=new_file, metavar="FILE", help="write the JSON there, too")
     options.add_place_flags(parser)
     options.add_model_flags(parser)
     options.add_config_flags(parser)
@@ -76,12 +76,12 @@ def run(args: argparse.Namespace) -> int:
     for flag in ("rate", "seconds", "parts"):
         if (number := vars(args)[flag]) is not None and not 0 < number < math.inf:
             raise UsageError(f"--{flag} {number:g}: a number above 0 is needed")
+    if args.parts > 1 and not args.sim:
+        raise UsageError("--parts cuts what is simulated: add --sim TOPOLOGY")
     slos = {"": slo_of(SLO)}
     for text in args.slo:
         kind, _, bounds = text.rpartition(":")
         slos[kind] = slo_of(bounds)
-    if args.save and not args.save.absolute().parent.is_dir():
-        raise UsageError(f"--save {args.save}: {args.save.parent} is no directory")
     trace = _trace(args)
     if unknown := set(slos) - {"", *(asked.kind for asked in trace)}:
         raise UsageError(f"--slo: the trace has no requests of kind {', '.join(sorted(unknown))}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> Any:
     _add_list(verbs.add_parser("list", help="drills, the faults that they cover, and what is not"))
     drill = verbs.add_parser("drill", help="run one drill, or all, under many seeds")
     drill.add_argument("name", help="a drill's name, or all")
-    drill.add_argument("--seed", type=int, help="only this seed")
+    drill.add_argument("--seed", type=_from_0, help="only this seed")
     _add_seeds(drill, 50)
     _add_stop(drill)
     _add_search(drill)
@@ -54,11 +55,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> Any:
     return verbs
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+def _whole(least: int, text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"invalid int value: {text!r}") from None
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{text} is not {least} or more")
     return number
+
+
+_positive, _from_0 = partial(_whole, 1), partial(_whole, 0)
 
 
 def _add_list(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +93,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name", nargs="?", default="", help="a drill, or one to calm, or a topology to check"
     )
-    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--seed", type=_from_0, required=True)
     parser.add_argument("--mutant", default="", metavar="NAME", help="with this bug put back")
     parser.add_argument(
         "--trace",
@@ -109,7 +116,7 @@ def _add_seeds(parser: argparse.ArgumentParser, seeds: int) -> None:
     parser.add_argument(
         "--seeds", type=_positive, default=seeds, metavar="N", help=f"how many; default {seeds}"
     )
-    parser.add_argument("--first-seed", type=int, default=0, metavar="K")
+    parser.add_argument("--first-seed", type=_from_0, default=0, metavar="K")
 
 
 def _add_stop(parser: argparse.ArgumentParser) -> None:
