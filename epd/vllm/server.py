@@ -18,6 +18,7 @@ from epd.messages import KvOffer, MediaItem, PrefillRequest, SamplingParams
 from epd.records import TokenLogprobs
 
 PATH = "/inference/v1/generate"
+IDLE_S = 2.0  # of a connection; vLLM closes one after 5, which a request must not meet
 PROBE_S = 5.0
 LOOK_S = 0.2  # for steps of the engine
 SHOWS = 3  # steps: it plans two at most before its worker has ended the first
@@ -85,7 +86,7 @@ class EngineServer:
 
     async def open(self) -> None:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=PROBE_S)
-        connector = aiohttp.TCPConnector(limit=0)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
         self._session = aiohttp.ClientSession(
             timeout=timeout, connector=connector, read_bufsize=MAX_LINE_NBYTES
         )

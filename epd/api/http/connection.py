@@ -32,7 +32,7 @@ from epd.api.http.errors import ApiError, bad_request
 from epd.config import GatewayConfig
 
 if TYPE_CHECKING:
-    from uvicorn._types import ASGI3Application
+    from uvicorn._types import ASGI3Application, ASGISendEvent
 
 MAX_HEAD_NBYTES = 64 << 10
 MAX_PIPELINED = 32  # sent before their turn; thousands of small ones would be parsed in one go
@@ -49,6 +49,20 @@ def most_connections() -> int:
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return sys.maxsize if hard == resource.RLIM_INFINITY else max(hard // 2, hard - RESERVED_FILES)
+
+
+def _without_chunks(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """HTTP/1.0 has none: a stream ends with its connection (RFC 9112, section 6.1)."""
+
+    async def plain(message: ASGISendEvent) -> None:
+        if message["type"] == "http.response.start":
+            if not any(name.lower() == b"content-length" for name, _ in message["headers"]):
+                cycle.chunked_encoding = cycle.keep_alive = False
+        elif message["type"] == "http.response.body" and not cycle.expected_content_length:
+            cycle.expected_content_length = len(message["body"])  # uvicorn compares them
+        await cycle.send(message)
+
+    return lambda scope, receive, send: app(scope, receive, plain)
 
 
 class Connection(HttpToolsProtocol):
@@ -106,7 +120,8 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._served = cycle
-        super()._start_asgi_task(cycle, app)
+        is_old = cycle.scope["http_version"] == "1.0"
+        super()._start_asgi_task(cycle, _without_chunks(cycle, app) if is_old else app)
 
     # --- the head of a request --------------------------------------------------------------------
 

@@ -173,6 +173,22 @@ async def test_a_huge_head_is_400():
         assert (await refused(server, raw, 400))["code"] == "invalid_http"
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_http_1_0_has_no_chunks(is_stream: bool):
+    async with serving(FakeFrontend([said("a"), said("bc", "stop")])) as (server, *_):
+        wire = await Wire.to(server)
+        raw = request(HI | {"stream": is_stream}, connection="keep-alive")
+        wire.writer.write(raw.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        status, headers = await wire.head()
+        assert status == 200 and "transfer-encoding" not in headers
+        assert ("content-length" in headers) != is_stream
+        if is_stream:
+            assert headers["connection"] == "close"
+            lines = (await wire.reader.read()).splitlines()
+            assert all(line.startswith(b"data: ") for line in filter(None, lines))
+            assert lines[-2] == b"data: [DONE]"
+
+
 @pytest.mark.parametrize("raw", [b"", b"POST /v1/chat", b"POST / HTTP/1.1\r\nhost: x\r\n"])
 async def test_a_head_that_stops_coming_is_dropped(raw: bytes):
     async with serving(read_timeout_s=0.1) as (server, _, _):
