@@ -26,11 +26,14 @@ def check_model(costs: Costs, model: str, settings: Settings) -> None:
     config = _config_of(model)
     known, asked = costs.model, form_of(settings.engine, config)
     if sizes_of(config) != known.sizes or asked != known.form:
-        flag = "--shape" if model in shape.SIZES else "--model"
+        flags = f"{'--shape' if model in shape.SIZES else '--model'} {model} --device cuda"
+        for name in ("quantization", "kv_cache_dtype"):
+            if (value := getattr(settings.engine, name)) not in {"", "auto"}:
+                flags += f" --{name.replace('_', '-')} {value}"
         raise ConfigError(
             f"the costs are those of {known.name} ({known.form}) on {costs.device}, and {model} "
-            f"({asked}) is another model or form; measure it: `epd bench calibrate {flag} {model} "
-            "--device cuda`, and give the file: --costs FILE"
+            f"({asked}) is another model or form; measure it: `epd bench calibrate {flags}`, "
+            "and give the file: --costs FILE"
         )
 
 
