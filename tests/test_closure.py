@@ -20,7 +20,7 @@ import pytest
 from tests.e2e.server import COLD, serving
 from tests.test_imports import FOLDERS, ROOT, module_name
 
-MAX_LINES = 50_700
+MAX_LINES = 50_900
 BEGINNINGS = (
     "epd.cli.main",
     "epd.cli.start.plan",
