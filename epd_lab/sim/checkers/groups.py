@@ -21,6 +21,7 @@ from epd_lab.sim.core.process import SimProcess
 from epd_lab.sim.ranks.groups import SimRanks, Watch
 from epd_lab.sim.ranks.hosts import Cable, Led
 
+CLOSING = group.S.CLOSING
 SLACK_S = 0.1
 BEATS = 1.5  # the last one before a silence, and the way of the one before
 
@@ -128,6 +129,7 @@ class Groups(Checker, Watch):
         """A step that some rank entered long ago; who stood still since has not been asked."""
         process = group.process
         rests = process.stalled or process.resumed_s > since_s or not process.alive
+        rests = rests or group.leader.machine.state is CLOSING  # nobody waits for its steps
         inside, executed = group.inside[number], group.executed.get(number, ())
         if any(0 < len(ranks) < group.size for ranks in (inside, executed)) and not rests:
             self.violate(f"{process.name}: ranks {sorted(inside)} wait in step {number} for others")
