@@ -119,6 +119,8 @@ def excuse(
             kinds |= {"lost", "unavailable"}  # who cannot reach the gateway is lost to it
             refusals = True
         kinds.update(CAUSES.get(fault.kind, ()))
+        if data.asks and fault.kind in ENDS and not fault.duration_s:
+            kinds.add("deadline")  # of who waits for slots that only its next life could fence
     num_ends += FAILED_WRITES * bool(data.failed or data.unknown)
     if num_ends >= Settings().timing.max_attempts:
         kinds.add("lost")
