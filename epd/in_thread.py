@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def in_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
-    """On a thread that no process waits for: it may be in a collective for good."""
+    """On a thread of this name that no process waits for: it may never end, as in a collective."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

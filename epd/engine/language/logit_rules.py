@@ -162,7 +162,9 @@ class LogitRules:
         self, lists: Iterable[tuple[int, Sequence[int]]], like: torch.Tensor, sampled: torch.Tensor
     ) -> torch.Tensor:
         """Of these tokens in these rows, and of what is on its way to them."""
-        known = [_ints(tokens) + row * self._size for row, tokens in lists if len(tokens)]
+        known = [
+            np.array(tokens, np.int64) + row * self._size for row, tokens in lists if len(tokens)
+        ]
         places = self._up(np.concatenate([np.zeros(0, np.int64), *known]), like)
         waiting = {row: self._ruled[row].pending for row, _ in lists}
         waiting = {row: source for row, source in waiting.items() if source >= 0}
@@ -260,7 +262,3 @@ def _bits(tokens: tuple[int, ...], size: int) -> Bits:
     among = np.zeros(size, np.bool_)
     among[list(tokens)] = True
     return np.packbits(among, bitorder="little")
-
-
-def _ints(tokens: Sequence[int]) -> Places:
-    return np.array(tokens, np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -33,3 +34,25 @@ def test_storage_is_listed_again_whether_it_answered_or_not() -> None:
         assert delay_s == LOOK_EVERY_S
         look()
     assert told == [["a"], ["a", "b"]], "no answer is no news"
+
+
+def test_a_listing_that_raises_is_not_the_last() -> None:
+    works: list[Any] = []
+    faults: list[Exception] = []
+    actor: Any = SimpleNamespace(
+        add=lambda role: None,
+        clock=None,
+        mailbox=None,
+        timers=SimpleNamespace(keep=None),
+        spawn=lambda name, work, then: works.append(work),
+        fault=lambda where, error: faults.append(error),
+    )
+
+    async def listing() -> Sequence[str]:
+        raise OSError("sick")
+
+    storage: Any = SimpleNamespace(listing=listing)
+    events: Any = None
+    StorageWatch(actor, storage, events).start()
+    assert asyncio.run(works.pop()) is None  # an outcome, as of no answer: it is listed again
+    assert [str(error) for error in faults] == ["sick"]
